@@ -1,0 +1,1 @@
+"""What the engine is measured against: Megatron-Core's DistOpt and the one-rank reference."""

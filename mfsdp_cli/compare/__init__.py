@@ -1,0 +1,1 @@
+"""Whether two runs are the same run: readers, alignment, report. Knows no torch."""

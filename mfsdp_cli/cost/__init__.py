@@ -1,0 +1,1 @@
+"""What a layout costs in memory and time. Knows no torch."""

@@ -1,0 +1,1 @@
+"""The sharding engine. Knows torch and nothing else of this package."""

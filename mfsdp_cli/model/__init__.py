@@ -1,0 +1,1 @@
+"""What is trained, exactly: model descriptions and their parameters. Knows no torch."""

@@ -1,0 +1,1 @@
+"""Runs a plan: launching, topology, model chunks, data, records. Joins the other rooms."""
