@@ -1,0 +1,182 @@
+"""One AdamW over the shards of all chunks of a rank, and the norm that counts each element once.
+
+The optimizer is torch's own. What it updates are slices of flat shards, one an optimizer class
+and group, so nothing here loops over parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_cli.fsdp.context import Context
+from mfsdp_cli.fsdp.flat_buffer import Range
+from mfsdp_cli.fsdp.parameter_group import DECAY, NO_DECAY, ParameterGroup
+from mfsdp_cli.fsdp.shared_parameters import SharedParameter
+
+#: Added to the norm before dividing, as Megatron-Core's clip_grads does.
+CLIP_EPSILON = 1.0e-6
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """Settings of AdamW (decoupled weight decay, arXiv:1711.05101)."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+
+class ShardedOptimizer:
+    """AdamW over the shards of a context.
+
+    Args:
+        contexts_shared: shared parameters of this rank; their gradients are summed by
+            :meth:`sum_shared_gradients` and their copies left out of the norm.
+        norm_group: all ranks of the model; None: this rank alone.
+
+    Raises:
+        ValueError: the context holds no chunk.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        settings: AdamSettings,
+        *,
+        shared: Sequence[SharedParameter] = (),
+        norm_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if not context.chunks:
+            raise ValueError("Expected at least one chunk, got an empty list")
+        self.context = context
+        self.shared = tuple(shared)
+        self.norm_group = norm_group
+        self._groups = [group for group in context.groups if group.requires_grad]
+        self._slices: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._counted = self._counted_gradients()
+        self._adam = torch.optim.AdamW(
+            self._parameter_groups(settings),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+        )
+
+    def _parameter_groups(self, settings: AdamSettings) -> list[dict[str, object]]:
+        decays = {DECAY: settings.weight_decay, NO_DECAY: 0.0}
+        return [
+            {"params": self._take_slices(optimizer_class), "weight_decay": decay}
+            for optimizer_class, decay in decays.items()
+        ]
+
+    def _take_slices(self, optimizer_class: str) -> list[torch.Tensor]:
+        weights = []
+        for group in self._groups:
+            owned = group.class_range(optimizer_class)
+            if owned.numel:  # a rank may own no element of a group
+                assert group.main_grad is not None
+                weight = owned.within(group.main_weight)
+                self._slices.append((weight, owned.within(group.main_grad)))
+                weights.append(weight)
+        return weights
+
+    def _counted_gradients(self) -> list[torch.Tensor]:
+        """Slices of all main gradients without copies: each logical element once."""
+        copies: dict[int, list[Range]] = {}
+        for shared in self.shared:
+            for member in shared.local:
+                if member.member != 0:
+                    owned = member.group.layout.owned_in_shard(member.index)
+                    copies.setdefault(id(member.group), []).append(owned)
+        counted = []
+        for group in self._groups:
+            assert group.main_grad is not None
+            whole = Range(0, group.layout.shard().numel)
+            for part in _without(whole, copies.get(id(group), [])):
+                counted.append(part.within(group.main_grad))
+        return counted
+
+    # -- the end of a step, in this order --------------------------------------------------
+
+    def sum_shared_gradients(self) -> None:
+        """After the reductions, before the norm."""
+        for shared in self.shared:
+            shared.sum_gradients()
+
+    def local_squared_norm(self) -> torch.Tensor:
+        """Sum of squares of this rank's share, float64, one element."""
+        total = torch.zeros(1, dtype=torch.float64, device=self.context.device)
+        if self._counted:
+            norms = torch.stack(torch._foreach_norm(self._counted))
+            total += norms.double().square().sum()
+        return total
+
+    def grad_norm(self) -> float:
+        """Global L2 norm of the gradient, each logical element counted once."""
+        total = self.local_squared_norm()
+        if self.norm_group is not None:
+            dist.all_reduce(total, group=self.norm_group)
+        return float(total.sqrt())
+
+    def clip(self, max_norm: float, norm: float) -> float:
+        """Scale gradients so that their norm is at most ``max_norm``; 0 or less: do nothing.
+
+        Returns the factor applied.
+        """
+        factor = max_norm / (norm + CLIP_EPSILON)
+        if max_norm <= 0 or factor >= 1.0:
+            return 1.0
+        gradients = [gradient for _, gradient in self._slices]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+        return factor
+
+    def step(self, lr: float | None = None) -> None:
+        """Update the sharded main weights. Follow it with ``context.refresh_weights()``."""
+        self.context.end_step()
+        for settings in self._adam.param_groups:
+            if lr is not None:
+                settings["lr"] = lr
+        for weight, gradient in self._slices:
+            weight.grad = gradient
+        self._adam.step()
+        self.context.refresh_weights()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state on this rank."""
+        return sum(
+            value.numel() * value.element_size()
+            for state in self._adam.state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor) and value.ndim
+        )
+
+
+def persistent_bytes(groups: Sequence[ParameterGroup]) -> int:
+    """Bytes of weights and main gradients that live between steps on this rank."""
+    total = 0
+    for group in groups:
+        buffers = [group.main_weight, group.main_grad]
+        if group.model_weight is not group.main_weight:
+            buffers.append(group.model_weight)
+        total += sum(b.numel() * b.element_size() for b in buffers if b is not None)
+    return total
+
+
+def _without(whole: Range, holes: Sequence[Range]) -> list[Range]:
+    """The parts of a range outside of some others."""
+    parts, start = [], whole.start
+    for hole in sorted(holes, key=lambda hole: hole.start):
+        if hole.numel == 0:
+            continue
+        if hole.start > start:
+            parts.append(Range(start, hole.start))
+        start = max(start, hole.stop)
+    if start < whole.stop:
+        parts.append(Range(start, whole.stop))
+    return parts

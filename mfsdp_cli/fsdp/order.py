@@ -1,0 +1,74 @@
+"""The order in which units are used during a step, planned or traced, and what comes next.
+
+A use is (unit, orientation): the same unit has different successors in forward and backward. A
+planned order is followed from the first step; without one the first step is recorded and replayed
+from the second. A use that is not the expected one ends the replay: what was recorded so far is
+kept as the start of a new trace, nothing is prefetched for the rest of the step, and the next
+step replays the new trace. Nothing is prefetched over the end of a step: the weights change there,
+so the first use of the next step is gathered once they are fresh (:meth:`first`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Orientation(StrEnum):
+    """Whether a unit runs forward or backward."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One use of a unit, by the unit's index in its context."""
+
+    unit: int
+    orientation: Orientation
+
+
+class UseOrder:
+    """Follows the uses of one step after another."""
+
+    def __init__(self, planned: Sequence[Use] | None = None) -> None:
+        self._expected: list[Use] | None = None if planned is None else list(planned)
+        self._seen: list[Use] = []
+        self.divergences = 0
+
+    @property
+    def replaying(self) -> bool:
+        """Whether an order is known and this step has followed it so far."""
+        return self._expected is not None
+
+    @property
+    def expected(self) -> tuple[Use, ...] | None:
+        return None if self._expected is None else tuple(self._expected)
+
+    def first(self) -> Use | None:
+        """The first use of the coming step, if an order is known."""
+        return self._expected[0] if self._expected else None
+
+    def advance(self, use: Use) -> Use | None:
+        """Note a use; returns the use expected after it, None where none is known."""
+        position = len(self._seen)
+        self._seen.append(use)
+        if self._expected is None:
+            return None
+        if position >= len(self._expected) or self._expected[position] != use:
+            self._expected = None
+            self.divergences += 1
+            return None
+        following = position + 1
+        return self._expected[following] if following < len(self._expected) else None
+
+    def end_step(self) -> None:
+        """Close the step: a trace becomes the order of the steps to come."""
+        if self._expected is not None and len(self._seen) < len(self._expected):
+            self._expected = None  # a shorter step: what was seen is the new trace
+            self.divergences += 1
+        if self._expected is None and self._seen:
+            self._expected = list(self._seen)
+        self._seen.clear()

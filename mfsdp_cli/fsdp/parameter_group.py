@@ -1,0 +1,207 @@
+"""The parameters of a unit that share dtype, gradient and mesh, in flat sharded buffers.
+
+Persistent, a shard each:
+
+============== ================= ====================================================
+buffer         dtype             note
+============== ================= ====================================================
+model_weight   compute dtype     what is gathered
+main_weight    optimizer dtype   the same storage as model_weight where dtypes agree
+main_grad      optimizer dtype   sum over microbatches of the mean over the mesh
+============== ================= ====================================================
+
+Transient: the gathered weights (``padded_numel`` elements in compute dtype) and the unsharded
+gradient (``padded_numel`` in optimizer dtype).
+
+[Note: storage, not views, comes and goes]
+Every parameter is a view of the gathered buffer for its whole life. At rest the buffer's storage
+has size zero. Autograd saves parameters for the backward pass; what it saved sees the storage
+come back when the unit is gathered again, so nothing has to be swapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mfsdp_cli.fsdp.flat_buffer import FlatLayout, Range
+from mfsdp_cli.fsdp.mesh import ShardMesh
+
+DECAY = "decay"
+NO_DECAY = "no_decay"
+
+
+class ParameterGroup:
+    """One flat buffer of parameters and its shards.
+
+    Args:
+        names: name of each parameter in its chunk.
+        parameters: in buffer order, parameters of one optimizer class next to one another.
+        optimizer_classes: the optimizer class of each parameter.
+        compute_dtype: dtype of gathered weights; the parameters' own dtype is the optimizer's.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        optimizer_classes: Sequence[str],
+        mesh: ShardMesh,
+        compute_dtype: torch.dtype | None,
+    ) -> None:
+        self.names = tuple(names)
+        self.parameters = tuple(parameters)
+        self.optimizer_classes = tuple(optimizer_classes)
+        self.mesh = mesh
+        self.requires_grad = parameters[0].requires_grad
+        self.layout = FlatLayout.of(parameters, mesh.size, mesh.rank)
+        self.main_dtype = parameters[0].dtype
+        self.compute_dtype = compute_dtype or self.main_dtype
+        self.device = parameters[0].device
+        self._make_buffers()
+        self.unsharded_grad: torch.Tensor | None = None
+        self._gathering: dist.Work | None = None
+
+    def _make_buffers(self) -> None:
+        layout = self.layout
+        whole = torch.zeros(layout.padded_numel, dtype=self.main_dtype, device=self.device)
+        with torch.no_grad():
+            for view, parameter in zip(layout.views(whole), self.parameters, strict=True):
+                view.copy_(parameter)
+        start = self.layout.rank * layout.shard_numel
+        self.main_weight = whole[start : start + layout.shard_numel].clone()
+        self.model_weight = (
+            self.main_weight
+            if self.compute_dtype == self.main_dtype
+            else self.main_weight.to(self.compute_dtype)
+        )
+        self.main_grad = torch.zeros_like(self.main_weight) if self.requires_grad else None
+        self.gathered = self._gathered_buffer()
+        for view, parameter in zip(layout.views(self.gathered), self.parameters, strict=True):
+            parameter.data = view
+            parameter.grad = None
+        self.reshard()
+
+    def _gathered_buffer(self) -> torch.Tensor:
+        if self.mesh.size == 1:
+            return self.model_weight  # the shard is the whole: nothing to gather, nothing to free
+        return torch.empty(self.layout.padded_numel, dtype=self.compute_dtype, device=self.device)
+
+    # -- weights ---------------------------------------------------------------------------
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of the gathered weights while they exist; 0 for a group of one."""
+        return 0 if self.mesh.size == 1 else self.gathered.numel() * self.gathered.element_size()
+
+    def start_gather(self) -> None:
+        """Issue the all-gather of the weights; :meth:`finish_gather` waits for it."""
+        if self.mesh.size == 1:
+            return
+        storage = self.gathered.untyped_storage()
+        storage.resize_(self.gathered.numel() * self.gathered.element_size())
+        self._gathering = dist.all_gather_into_tensor(
+            self.gathered, self.model_weight, group=self.mesh.gather, async_op=True
+        )
+
+    def finish_gather(self) -> None:
+        """Make the current stream wait until the weights are there."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
+    def reshard(self) -> None:
+        """Free the gathered weights."""
+        if self.mesh.size == 1:
+            return
+        self.finish_gather()
+        self.gathered.untyped_storage().resize_(0)
+
+    def refresh_model_weight(self) -> None:
+        """Bring the optimizer's result into the weights that are gathered."""
+        if self.model_weight is not self.main_weight:
+            self.model_weight.copy_(self.main_weight)
+
+    # -- gradients -------------------------------------------------------------------------
+
+    def collect_gradients(self) -> None:
+        """Move what autograd left in ``parameter.grad`` into the unsharded gradient.
+
+        A parameter without gradient counts as zeros, so that every rank reduces the same bytes.
+        """
+        fresh = self.unsharded_grad is None
+        if self.unsharded_grad is None:
+            self.unsharded_grad = torch.zeros(
+                self.layout.padded_numel, dtype=self.main_dtype, device=self.device
+            )
+        views, gradients = [], []
+        for view, parameter in zip(
+            self.layout.views(self.unsharded_grad), self.parameters, strict=True
+        ):
+            if parameter.grad is not None:
+                views.append(view)
+                gradients.append(parameter.grad)
+                parameter.grad = None
+        if not views:
+            return
+        if fresh:
+            torch._foreach_copy_(views, gradients)
+        else:
+            torch._foreach_add_(views, [grad.to(self.main_dtype) for grad in gradients])
+
+    def start_reduce(self) -> Reduction:
+        """Issue the reduce-scatter of the unsharded gradient, which is given up here."""
+        unsharded, self.unsharded_grad = self.unsharded_grad, None
+        if unsharded is None:
+            raise RuntimeError(f"Expected an unsharded gradient of {self.names[0]}, got none")
+        return Reduction(self, unsharded)
+
+    def shard_of(self, index: int, shard: torch.Tensor) -> torch.Tensor:
+        """The part of a parameter that this rank owns, as a view of one of its shards."""
+        return self.layout.owned_in_shard(index).within(shard)
+
+    def class_range(self, optimizer_class: str) -> Range:
+        """The part of this rank's shard that belongs to an optimizer class (one range)."""
+        members = [i for i, c in enumerate(self.optimizer_classes) if c == optimizer_class]
+        if not members:
+            return Range(0, 0)
+        shard = self.layout.shard()
+        whole = Range(
+            self.layout.parameter(members[0]).start, self.layout.parameter(members[-1]).stop
+        )
+        overlap = whole.overlap(shard)
+        return overlap.shift(-shard.start) if overlap.numel else Range(0, 0)
+
+
+class Reduction:
+    """A reduce-scatter under way: sum over the mesh, then added as a mean into ``main_grad``."""
+
+    def __init__(self, group: ParameterGroup, unsharded: torch.Tensor) -> None:
+        self.group = group
+        self._unsharded = unsharded  # alive until the collective has read it
+        self._work: dist.Work | None = None
+        if group.mesh.size == 1:
+            self._shard = unsharded
+        else:
+            self._shard = torch.empty(
+                group.layout.shard_numel, dtype=unsharded.dtype, device=unsharded.device
+            )
+            self._work = dist.reduce_scatter_tensor(
+                self._shard, unsharded, group=group.mesh.reduce, async_op=True
+            )
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the unsharded gradient that the collective reads."""
+        return self._unsharded.numel() * self._unsharded.element_size()
+
+    def finish(self) -> None:
+        """Wait, and accumulate the mean over the mesh into the sharded main gradient."""
+        if self._work is not None:
+            self._work.wait()
+        main_grad = self.group.main_grad
+        assert main_grad is not None
+        main_grad.add_(self._shard, alpha=1.0 / self.group.mesh.size)
