@@ -1,0 +1,160 @@
+"""Megatron-Core models, chunk by chunk, exactly as a layout says.
+
+A *chunk* is the part of the model that one stage holds: a ``GPTModel`` with its layers, with the
+embedding where the layout puts it, and with final norm and head on the loss stage. Weights come
+from :mod:`mfsdp_cli.runtime.weights`, never from Megatron's initialization, and copies of the
+word embedding are not synchronized by Megatron's collective: one rank would reach it only after
+building its later chunks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mfsdp_cli.layout.layout import Layout, StageLayout
+from mfsdp_cli.model.spec import ModelSpec
+from mfsdp_cli.runtime import transformer_config
+from mfsdp_cli.runtime.attention import ScaledDotProductAttention
+from mfsdp_cli.runtime.weights import initial_weight
+
+WORD_EMBEDDING = "embedding.word_embeddings.weight"
+_HEAD = "output_layer.weight"
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one stage holds."""
+
+    spec: ModelSpec
+    stage: StageLayout
+    module: nn.Module
+
+
+def build_chunks(
+    spec: ModelSpec,
+    layout: Layout,
+    pp_rank: int,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    batch_p2p: bool = False,
+) -> list[Chunk]:
+    """The chunks of this pipeline rank, by vp_stage, with initial weights.
+
+    Needs Megatron's parallel state (:func:`mfsdp_cli.runtime.topology.connect`) with the layout's
+    sizes.
+
+    Args:
+        seed: what the weights depend on, with their names.
+        dtype: dtype of the parameters.
+        batch_p2p: passed on to Megatron's schedules; ours do not read it.
+
+    Raises:
+        MfsdpError: MF502 naming what cannot be built.
+    """
+    config = transformer_config.make(spec, layout, dtype=dtype, batch_p2p=batch_p2p)
+    chunks = [
+        Chunk(spec, stage, _build_module(spec, stage, layout.vpp, config).to(device))
+        for stage in layout.stages_of(pp_rank)
+    ]
+    for chunk in chunks:
+        set_initial_weights(chunk, seed)
+    return chunks
+
+
+def build_unsplit(
+    spec: ModelSpec,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Chunk:
+    """The whole model as one chunk (needs a parallel state with PP 1)."""
+    return build_chunks(spec, unsplit_layout(spec), 0, seed=seed, dtype=dtype, device=device)[0]
+
+
+def unsplit_layout(spec: ModelSpec) -> Layout:
+    """The layout of one stage that holds everything."""
+    layers = tuple(range(spec.num_layers))
+    mtp = tuple(range(spec.mtp_num_layers))
+    return Layout(1, 1, (StageLayout(0, 0, 0, layers, embedding=True, loss=True, mtp=mtp),))
+
+
+def global_names(chunk: Chunk) -> dict[str, str]:
+    """Local parameter name -> its name in the unsplit model (0-based layers).
+
+    A tied head is a copy of the word embedding and has the embedding's name: the unsplit model
+    has no other.
+    """
+    return {name: global_name(chunk, name) for name, _ in chunk.module.named_parameters()}
+
+
+def global_name(chunk: Chunk, name: str) -> str:
+    """The name in the unsplit model of one parameter or buffer of a chunk."""
+    if name == _HEAD and not chunk.spec.untie_embeddings_and_output_weights:
+        return WORD_EMBEDDING
+    match = _LAYER.match(name)
+    if match is None:
+        return name
+    return f"decoder.layers.{chunk.stage.layers[int(match[1])]}.{name[match.end() :]}"
+
+
+def set_initial_weights(chunk: Chunk, seed: int) -> None:
+    """Give every parameter of a chunk its initial value."""
+    with torch.no_grad():
+        for name, parameter in chunk.module.named_parameters():
+            value = initial_weight(chunk.spec, global_name(chunk, name), parameter.shape, seed)
+            parameter.copy_(value)
+
+
+def routers_with_bias(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The MoE routers that carry an expert bias, with their local names."""
+    for name, child in module.named_modules():
+        if getattr(child, "expert_bias", None) is not None:
+            yield name, child
+
+
+def _build_module(spec: ModelSpec, stage: StageLayout, vpp: int, config: Any) -> nn.Module:
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    vp_stage = stage.vp_stage if vpp > 1 else None
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    groups.embd = None  # no collective at construction; see the module's docstring
+    return GPTModel(
+        config=config,
+        transformer_layer_spec=_block_spec(config, spec, vp_stage, stage.pp_rank),
+        vocab_size=spec.padded_vocab_size,
+        max_sequence_length=spec.max_position_embeddings,
+        pre_process=stage.embedding,
+        post_process=stage.loss,
+        share_embeddings_and_output_weights=not spec.untie_embeddings_and_output_weights,
+        position_embedding_type=spec.position_embedding_type,
+        rotary_base=spec.rotary_base,
+        pg_collection=groups,
+        vp_stage=vp_stage,
+    )
+
+
+def _block_spec(config: Any, spec: ModelSpec, vp_stage: int | None, pp_rank: int) -> Any:
+    """Megatron's local (not Transformer Engine) layer specs with our core attention."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    block = get_gpt_decoder_block_spec(
+        config,
+        use_transformer_engine=False,
+        normalization=spec.normalization,
+        vp_stage=vp_stage,
+        pp_rank=pp_rank,
+    )
+    for layer in block.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = ScaledDotProductAttention
+    return block

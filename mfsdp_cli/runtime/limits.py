@@ -1,0 +1,42 @@
+"""What the runtime cannot build, named before anything starts. Knows no torch."""
+
+from __future__ import annotations
+
+from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.model.spec import ModelSpec
+
+_NORMS = ("RMSNorm", "LayerNorm")
+_POSITIONS = ("rope", "learned_absolute", "none")
+_SCORES = ("softmax", "sigmoid")
+
+
+def unbuildable(spec: ModelSpec) -> list[str]:
+    """Everything in a model that the runtime cannot build, in words; empty where it can."""
+    reasons = []
+    if spec.mtp_num_layers:
+        reasons.append(f"{spec.mtp_num_layers} multi-token-prediction layer(s)")
+    if spec.normalization not in _NORMS:
+        reasons.append(f"normalization {spec.normalization!r} (known: {', '.join(_NORMS)})")
+    if spec.position_embedding_type not in _POSITIONS:
+        reasons.append(
+            f"position embedding {spec.position_embedding_type!r} (known: {', '.join(_POSITIONS)})"
+        )
+    if spec.latent_attention is not None and spec.position_embedding_type != "rope":
+        reasons.append("latent attention without rotary positions")
+    if spec.moe is not None and spec.add_bias_linear:
+        reasons.append("linear biases in a mixture of experts")
+    if spec.moe is not None and spec.moe.moe_router_score_function not in _SCORES:
+        reasons.append(f"router scores by {spec.moe.moe_router_score_function!r}")
+    return reasons
+
+
+def refuse_unbuildable(spec: ModelSpec) -> None:
+    """Raise MF502 naming everything in the model that cannot be built."""
+    if reasons := unbuildable(spec):
+        hint = "plan with --mtp-num-layers 0 to train without them" if spec.mtp_num_layers else ""
+        raise MfsdpError(
+            "MF502",
+            f"{spec.name} cannot be trained here: {'; '.join(reasons)} cannot be built",
+            where=f"model {spec.name}",
+            hint=hint,
+        )

@@ -1,0 +1,164 @@
+"""The ranks of a run: who holds what, and the communicators between them.
+
+Rank order is Megatron's default, ``rank = pp_rank * dp + dp_rank`` (tensor and context
+parallelism are 1). Each kind of traffic has a communicator of its own, so that none waits for
+another and every member sees one order of operations on each.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.runtime import megatron_on_cpu
+
+TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This process among all.
+
+    Args:
+        device: where its tensors live.
+        world: all ranks.
+        dp_gather, dp_reduce: the ranks that hold the same stages, twice: all-gathers and
+            reduce-scatters do not share a communicator. None where there is but one.
+        pp_forward, pp_backward: the pipeline ranks of this data-parallel rank, once for
+            activations and once for their gradients. None where there is but one.
+        shared: a communicator for each set of pipeline ranks that share a parameter.
+    """
+
+    rank: int
+    world_size: int
+    pp: int
+    dp: int
+    vpp: int
+    pp_rank: int
+    dp_rank: int
+    device: torch.device
+    world: dist.ProcessGroup
+    dp_gather: dist.ProcessGroup | None = None
+    dp_reduce: dist.ProcessGroup | None = None
+    pp_forward: dist.ProcessGroup | None = None
+    pp_backward: dist.ProcessGroup | None = None
+    shared: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+
+    def rank_of(self, pp_rank: int) -> int:
+        """The global rank of another pipeline rank with this data-parallel rank."""
+        return pp_rank * self.dp + self.dp_rank
+
+    def shared_group(self, pp_ranks: Sequence[int]) -> dist.ProcessGroup:
+        """The communicator over these pipeline ranks; raises ``KeyError`` for a stranger."""
+        return self.shared[tuple(pp_ranks)]
+
+    def close(self) -> None:
+        """Take down Megatron's and torch's process groups."""
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def connect(
+    *,
+    pp: int,
+    dp: int,
+    vpp: int = 1,
+    backend: str = "gloo",
+    shared_pp_ranks: Iterable[Sequence[int]] = (),
+    local_device: int = 0,
+    timeout: timedelta = TIMEOUT,
+) -> Topology:
+    """Join the run this process was started for, and lay out its communicators.
+
+    Reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. Collective: every rank
+    calls it with the same arguments.
+
+    Args:
+        backend: ``gloo`` (CPU) or ``nccl`` (one GPU, ``cuda:local_device``).
+        shared_pp_ranks: the sets of pipeline ranks that share a parameter.
+        timeout: how long a rank waits for the others before it gives up.
+    """
+    device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", local_device)
+    megatron_on_cpu.prepare(device.type)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend, timeout=timeout, device_id=None if device.type == "cpu" else device
+        )
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size != pp * dp:
+        raise MfsdpError(
+            "MF501",
+            f"the plan needs {pp * dp} ranks (PP {pp} x DP {dp}) and {world_size} were started",
+            hint=f"start {pp * dp} ranks",
+        )
+    _initialize_megatron(pp, vpp, timeout)
+    pp_rank, dp_rank = divmod(rank, dp)
+    pipelines = [[stage * dp + replica for stage in range(pp)] for replica in range(dp)]
+    replicas = [list(range(stage * dp, (stage + 1) * dp)) for stage in range(pp)]
+    shared = {
+        tuple(members): _own_group(
+            [[pipeline[member] for member in members] for pipeline in pipelines], timeout
+        )
+        for members in shared_pp_ranks
+    }
+    return Topology(
+        rank=rank,
+        world_size=world_size,
+        pp=pp,
+        dp=dp,
+        vpp=vpp,
+        pp_rank=pp_rank,
+        dp_rank=dp_rank,
+        device=device,
+        world=dist.distributed_c10d._get_default_group(),
+        dp_gather=_own_group(replicas, timeout) if dp > 1 else None,
+        dp_reduce=_own_group(replicas, timeout) if dp > 1 else None,
+        pp_forward=_own_group(pipelines, timeout) if pp > 1 else None,
+        pp_backward=_own_group(pipelines, timeout) if pp > 1 else None,
+        shared={members: group for members, group in shared.items() if group is not None},
+    )
+
+
+def connect_alone(backend: str = "gloo", local_device: int = 0) -> Topology:
+    """A run of one rank inside this process, whatever the environment says."""
+    if not dist.is_initialized():
+        megatron_on_cpu.prepare("cpu" if backend == "gloo" else "cuda")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return connect(pp=1, dp=1, backend=backend, local_device=local_device)
+
+
+def _own_group(rank_sets: list[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:
+    """Create one group for each set (every rank takes part); return the one this rank is in."""
+    own = None
+    for ranks in rank_sets:
+        group = dist.new_group(ranks, timeout=timeout)
+        if dist.get_rank() in ranks:
+            own = group
+    return own
+
+
+def _initialize_megatron(pp: int, vpp: int, timeout: timedelta) -> None:
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
+        distributed_timeout_minutes=max(1, int(timeout.total_seconds() // 60)),
+        create_gloo_process_groups=False,
+    )
+
+
+def environment_rank() -> int:
+    """This process's rank by its environment; 0 where it says nothing."""
+    return int(os.environ.get("RANK", "0"))
