@@ -121,7 +121,7 @@ def connect(
         pp_rank=pp_rank,
         dp_rank=dp_rank,
         device=device,
-        world=dist.distributed_c10d._get_default_group(),
+        world=_world(),
         dp_gather=_own_group(replicas, timeout) if dp > 1 else None,
         dp_reduce=_own_group(replicas, timeout) if dp > 1 else None,
         pp_forward=_own_group(pipelines, timeout) if pp > 1 else None,
@@ -136,6 +136,12 @@ def connect_alone(backend: str = "gloo", local_device: int = 0) -> Topology:
         megatron_on_cpu.prepare("cpu" if backend == "gloo" else "cuda")
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return connect(pp=1, dp=1, backend=backend, local_device=local_device)
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None, "torch.distributed is initialized"
+    return world
 
 
 def _own_group(rank_sets: list[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:

@@ -1,0 +1,142 @@
+"""Batches from a corpus: which tokens a microbatch of a step holds.
+
+The corpus is cut once: the first nine tenths are trained on, the last tenth is for evaluation
+only. Both parts are cut into windows of ``seq_length`` tokens, each with the token after it as
+the last label. Sample ``n`` of a run (counted from 0 over all steps) is window ``n`` of an order
+that depends on the seed and the epoch alone, each window once an epoch::
+
+    n = (step - 1) * global_batch_size + index * micro_batch_size + j
+    index = microbatch * dp + dp_rank
+
+so every layout sees the same global batch in a step. Evaluation reads a fixed order that depends
+on nothing but the data, so losses of any two runs on it can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.runtime.corpus import Corpus, Tokens
+
+EVALUATION_SHARE = 10
+_CHECKED_AT_ONCE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One microbatch: tokens, labels and positions, (micro_batch_size, seq_length), int64."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.tokens.to(device), self.labels.to(device), self.position_ids.to(device))
+
+
+class Data:
+    """The microbatches of a run.
+
+    Args:
+        vocab_size: token ids must stay below it.
+        seed: decides the order of training windows.
+
+    Raises:
+        MfsdpError: MF505 where the corpus is too short, MF506 for a token beyond the vocabulary.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        vocab_size: int,
+        seq_length: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        seed: int,
+    ) -> None:
+        self.corpus = corpus
+        self.vocab_size = vocab_size
+        self.seq_length = seq_length
+        self.micro_batch_size = micro_batch_size
+        self.global_batch_size = global_batch_size
+        self.seed = seed
+        cut = corpus.tokens.size - corpus.tokens.size // EVALUATION_SHARE
+        self._training = corpus.tokens[:cut]
+        self._evaluation = corpus.tokens[cut:]
+        self._check()
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a global batch, all data-parallel ranks together."""
+        return self.global_batch_size // self.micro_batch_size
+
+    def training(self, step: int, index: int) -> Batch:
+        """Microbatch ``index`` (microbatch * dp + dp_rank) of a step (counted from 1)."""
+        first = (step - 1) * self.global_batch_size + index * self.micro_batch_size
+        windows = self._windows(self._training)
+        starts = []
+        for sample in range(first, first + self.micro_batch_size):
+            epoch, position = divmod(sample, windows)
+            starts.append(int(self._order(windows, epoch)[position]) * self.seq_length)
+        return self._batch(self._training, starts)
+
+    def evaluation(self, step: int, index: int) -> Batch:
+        """Microbatch ``index`` of an evaluation step (counted from 1)."""
+        first = (step - 1) * self.global_batch_size + index * self.micro_batch_size
+        windows = self._windows(self._evaluation)
+        order = self._evaluation_order(windows)
+        samples = range(first, first + self.micro_batch_size)
+        starts = [int(order[sample % windows]) * self.seq_length for sample in samples]
+        return self._batch(self._evaluation, starts)
+
+    def _windows(self, tokens: Tokens) -> int:
+        return (tokens.size - 1) // self.seq_length
+
+    def _shuffled(self, windows: int, epoch: int) -> Tokens:
+        return np.random.default_rng([self.seed, epoch]).permutation(windows)
+
+    @staticmethod
+    @lru_cache(maxsize=2)
+    def _evaluation_order(windows: int) -> Tokens:
+        return np.random.default_rng(0).permutation(windows)
+
+    def _batch(self, part: Tokens, starts: list[int]) -> Batch:
+        rows = np.stack([part[start : start + self.seq_length + 1] for start in starts])
+        rows = rows.astype(np.int64)
+        if int(rows.max()) >= self.vocab_size or int(rows.min()) < 0:
+            self._refuse_token(int(rows.max()) if rows.min() >= 0 else int(rows.min()))
+        sequences = torch.from_numpy(rows)
+        positions = torch.arange(self.seq_length).expand(len(starts), -1)
+        return Batch(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous(), positions)
+
+    def _check(self) -> None:
+        for part, name in ((self._training, "training"), (self._evaluation, "evaluation")):
+            if self._windows(part) < 1:
+                raise MfsdpError(
+                    "MF505",
+                    f"{self.corpus.tokens.size} tokens are too few: {part.size} are for {name}"
+                    f" and one sequence of --seq-length {self.seq_length} needs"
+                    f" {self.seq_length + 1}",
+                    where=f"--data {self.corpus.source}",
+                    hint=f"give at least {(self.seq_length + 1) * EVALUATION_SHARE} tokens, or"
+                    " plan with a smaller --seq-length",
+                )
+        if self.corpus.tokens.size <= _CHECKED_AT_ONCE:
+            largest = self.corpus.largest_token()
+            if largest >= self.vocab_size:
+                self._refuse_token(largest)
+
+    def _refuse_token(self, token: int) -> None:
+        raise MfsdpError(
+            "MF506",
+            f"token id {token} is outside the model's vocabulary of {self.vocab_size}",
+            where=f"--data {self.corpus.source}",
+            hint="train on data made with the model's own tokenizer",
+        )
