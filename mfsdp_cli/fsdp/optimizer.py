@@ -35,7 +35,7 @@ class ShardedOptimizer:
     """AdamW over the shards of a context.
 
     Args:
-        contexts_shared: shared parameters of this rank; their gradients are summed by
+        shared: shared parameters of this rank; their gradients are summed by
             :meth:`sum_shared_gradients` and their copies left out of the norm.
         norm_group: all ranks of the model; None: this rank alone.
 

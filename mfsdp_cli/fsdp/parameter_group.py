@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mfsdp_cli.fsdp.collectives import all_gather, reduce_scatter_sum
 from mfsdp_cli.fsdp.flat_buffer import FlatLayout, Range
 from mfsdp_cli.fsdp.mesh import ShardMesh
 
@@ -61,9 +62,9 @@ class ParameterGroup:
         self.main_dtype = parameters[0].dtype
         self.compute_dtype = compute_dtype or self.main_dtype
         self.device = parameters[0].device
-        self._make_buffers()
         self.unsharded_grad: torch.Tensor | None = None
         self._gathering: dist.Work | None = None
+        self._make_buffers()
 
     def _make_buffers(self) -> None:
         layout = self.layout
@@ -103,9 +104,7 @@ class ParameterGroup:
             return
         storage = self.gathered.untyped_storage()
         storage.resize_(self.gathered.numel() * self.gathered.element_size())
-        self._gathering = dist.all_gather_into_tensor(
-            self.gathered, self.model_weight, group=self.mesh.gather, async_op=True
-        )
+        self._gathering = all_gather(self.gathered, self.model_weight, self.mesh.gather)
 
     def finish_gather(self) -> None:
         """Make the current stream wait until the weights are there."""
@@ -189,9 +188,7 @@ class Reduction:
             self._shard = torch.empty(
                 group.layout.shard_numel, dtype=unsharded.dtype, device=unsharded.device
             )
-            self._work = dist.reduce_scatter_tensor(
-                self._shard, unsharded, group=group.mesh.reduce, async_op=True
-            )
+            self._work = reduce_scatter_sum(self._shard, unsharded, group.mesh.reduce)
 
     @property
     def bytes(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 
-from mfsdp_cli.fsdp.context import Context
+from mfsdp_cli.fsdp.collectives import all_gather
 from mfsdp_cli.fsdp.parameter_group import ParameterGroup
 from mfsdp_cli.fsdp.unit import Unit
 
@@ -29,11 +28,6 @@ def _whole(group: ParameterGroup, shard: torch.Tensor) -> Iterator[tuple[str, to
     whole = shard
     if group.mesh.size > 1:
         whole = shard.new_empty(group.layout.padded_numel)
-        dist.all_gather_into_tensor(whole, shard, group=group.mesh.gather)
+        all_gather(whole, shard, group.mesh.gather).wait()
     for name, view in zip(group.names, group.layout.views(whole), strict=True):
         yield name, view.clone()
-
-
-def unit_names(context: Context) -> list[str]:
-    """Names of all units, in the order of wrapping."""
-    return [unit.name for unit in context.units]

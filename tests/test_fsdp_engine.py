@@ -1,0 +1,405 @@
+"""The engine on plain torch modules: parity, sharding, order, shared parameters, norm."""
+
+from __future__ import annotations
+
+import gc
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mfsdp_cli.fsdp import (
+    AdamSettings,
+    Context,
+    Event,
+    GradientReduction,
+    LocalMember,
+    ShardedOptimizer,
+    ShardMesh,
+    SharedParameter,
+    full_gradients,
+    full_weights,
+    fully_shard,
+    fully_shard_context,
+    microbatch,
+    persistent_bytes,
+    unit_of,
+)
+from tests.helpers.ranks import run_ranks
+
+WIDTH = 6
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Chunk(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def make_chunk(layers: int = 3) -> Chunk:
+    torch.manual_seed(7)
+    return Chunk(layers)
+
+
+def mesh_of(world: int) -> ShardMesh:
+    if world == 1:
+        return ShardMesh()
+    ranks = list(range(world))
+    return ShardMesh(dist.new_group(ranks), dist.new_group(ranks))
+
+
+def shard(chunk: Chunk, mesh: ShardMesh, reduction: str = "microbatch") -> Context:
+    with fully_shard_context("cpu", gradient_reduction=reduction) as context:
+        for number, layer in enumerate(chunk.layers):
+            fully_shard(layer, mesh, name=f"layers.{number}")
+        fully_shard(chunk, mesh, name="root")
+    return context
+
+
+def batch(step: int, index: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + index)
+    return torch.randn(2, WIDTH, generator=generator)
+
+
+def reference(steps: int, microbatches: int, settings: AdamSettings) -> tuple[list[float], Any]:
+    """Norms and final weights of plain torch over all microbatches of all ranks."""
+    chunk = make_chunk()
+    decay = [p for n, p in chunk.named_parameters() if p.ndim > 1]
+    no_decay = [p for n, p in chunk.named_parameters() if p.ndim == 1]
+    adam = torch.optim.AdamW(
+        [
+            {"params": decay, "weight_decay": settings.weight_decay},
+            {"params": no_decay, "weight_decay": 0.0},
+        ],
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+    )
+    norms = []
+    for step in range(steps):
+        adam.zero_grad()
+        for index in range(microbatches):
+            (chunk(batch(step, index)).square().mean() / microbatches).backward()
+        norm = torch.nn.utils.clip_grad_norm_(chunk.parameters(), 0.5)
+        norms.append(float(norm))
+        adam.step()
+    return norms, dict(chunk.named_parameters())
+
+
+def train(
+    rank: int, world: int, reduction: str, held: bool, steps: int = 4, microbatches: int = 4
+) -> dict[str, Any]:
+    settings = AdamSettings(lr=1e-2, eps=1e-6, weight_decay=0.1)
+    chunk = make_chunk()
+    context = shard(chunk, mesh_of(world), reduction)
+    events: list[list[Event]] = []
+    context.on_event = lambda event: events[-1].append(event)
+    optimizer = ShardedOptimizer(
+        context, settings, norm_group=dist.group.WORLD if world > 1 else None
+    )
+    norms = []
+    local = microbatches // world
+    for step in range(steps):
+        events.append([])
+        context.zero_grad()
+        if held:
+            context.hold(context.units)
+        for index in range(local):
+            with microbatch(context, is_last=index == local - 1):
+                loss = chunk(batch(step, index * world + rank)).square().mean() / local
+                loss.backward()
+        context.finish_reductions()
+        norms.append(optimizer.grad_norm())
+        optimizer.clip(0.5, norms[-1])
+        optimizer.step()
+    expected_norms, expected = reference(steps, microbatches, settings)
+    weights = {
+        _global(unit.name, name): tensor
+        for unit in context.units
+        for name, tensor in full_weights(unit)
+    }
+    assert weights.keys() == expected.keys()
+    worst = max(
+        float(
+            (weights[n] - expected[n].detach()).norm()
+            / expected[n].detach().norm().clamp_min(1e-12)
+        )
+        for n in expected
+    )
+    total = sum(p.numel() for p in expected.values())
+    return {
+        "norm": max(abs(a - b) / b for a, b in zip(norms, expected_norms, strict=True)),
+        "weights": worst,
+        "events": [[(e.operation, e.unit) for e in step] for step in events],
+        "persistent": persistent_bytes(context.groups),
+        "total": total,
+        "gathered_now": context.gathered_bytes,
+        "peak": context.peak_gathered_bytes,
+        "state": optimizer.state_bytes,
+    }
+
+
+def _global(unit: str, name: str) -> str:
+    return name if unit == "root" else f"{unit}.{name}"
+
+
+@cache
+def trained(world: int, reduction: str, held: bool) -> list[dict[str, Any]]:
+    return run_ranks(world, train, reduction, held)
+
+
+@pytest.mark.parametrize(
+    ("world", "reduction", "held"),
+    [(1, "microbatch", False), (1, "last", True), (2, "microbatch", False), (2, "last", True)],
+)
+def test_trains_like_plain_torch(world: int, reduction: str, held: bool) -> None:
+    for result in trained(world, reduction, held):
+        assert result["norm"] < 1e-6
+        assert result["weights"] < 1e-6
+
+
+def test_more_ranks_than_elements_of_a_group() -> None:
+    # The root's bias alone has 3 elements: on 4 ranks some own nothing of a class.
+    for result in trained(4, "microbatch", False):
+        assert result["norm"] < 1e-6
+        assert result["weights"] < 1e-6
+
+
+def test_state_is_sharded_and_gathers_are_counted() -> None:
+    results = trained(2, "microbatch", False)
+    for result in results:
+        whole = 8 * result["total"]  # fp32 weight and gradient
+        padding = 4 * 2 * 4  # at most one element a group and buffer
+        assert result["persistent"] <= whole / 2 + padding
+        assert result["state"] <= whole / 2 + padding
+        assert result["gathered_now"] == 0
+        steps = result["events"]
+        # Four units, two microbatches, forward and backward, each gathered for every use.
+        assert [len([e for e in step if e[0] == "gather"]) for step in steps] == [16] * 4
+        assert [len([e for e in step if e[0] == "reduce"]) for step in steps] == [8] * 4
+    assert results[0]["events"] == results[1]["events"]
+
+
+def test_held_units_are_gathered_once_a_step_and_reduced_once() -> None:
+    result = trained(2, "last", True)[0]
+    for step in result["events"]:
+        assert [unit for op, unit in step if op == "gather"] == [
+            "layers.0",
+            "layers.1",
+            "layers.2",
+            "root",
+        ]
+        assert [unit for op, unit in step if op == "reduce"] == [
+            "layers.2",
+            "layers.1",
+            "layers.0",
+            "root",
+        ]
+
+
+def test_the_traced_order_prefetches_the_next_unit() -> None:
+    result = trained(2, "microbatch", False)[0]
+    first, second = result["events"][:2]
+    # On use, without an order; one ahead of use once the order is known.
+    assert [unit for op, unit in first if op == "gather"][:4] == [
+        "root",
+        "layers.0",
+        "layers.1",
+        "layers.2",
+    ]
+    layer_bytes = 4 * (2 * WIDTH + WIDTH * 2 * WIDTH * 2 + 2 * WIDTH)
+    root_bytes = 4 * (3 * WIDTH + 3)
+    assert result["peak"] <= root_bytes + 4 + 2 * (layer_bytes + 4)
+    assert sorted(first) == sorted(second)
+
+
+# -- misuse ------------------------------------------------------------------------------------
+
+
+def test_misuse_is_named() -> None:
+    chunk = make_chunk()
+    with pytest.raises(RuntimeError, match="inside `with fully_shard_context"):
+        fully_shard(chunk, ShardMesh())
+    with pytest.raises(ValueError, match="at least one module"), fully_shard_context("cpu"):
+        pass
+    with (
+        pytest.raises(RuntimeError, match="nested"),
+        fully_shard_context("cpu"),
+        fully_shard_context("cpu"),
+    ):
+        pass
+    with fully_shard_context("cpu"):
+        fully_shard(chunk, ShardMesh())
+        with pytest.raises(ValueError, match="wrapped once"):
+            fully_shard(chunk, ShardMesh())
+        with pytest.raises(RuntimeError, match="scope to have ended"):
+            chunk(batch(0, 0))
+    with pytest.raises(RuntimeError, match="inside `with microbatch"):
+        chunk(batch(0, 0)).sum().backward()
+
+
+def test_a_forgotten_last_microbatch_is_an_error() -> None:
+    chunk = make_chunk()
+    context = shard(chunk, ShardMesh(), GradientReduction.LAST_MICROBATCH)
+    optimizer = ShardedOptimizer(context, AdamSettings())
+    with microbatch(context, is_last=False):
+        chunk(batch(0, 0)).sum().backward()
+    with pytest.raises(RuntimeError, match="is_last=True"):
+        optimizer.step()
+
+
+def test_deleting_the_model_frees_its_storage_at_once() -> None:
+    gc.disable()
+    try:
+        chunk = make_chunk()
+        context = shard(chunk, ShardMesh())
+        with microbatch(context, is_last=True):
+            chunk(batch(0, 0)).sum().backward()
+        context.finish_reductions()
+        assert len(context.units) == 4
+        del chunk
+        assert context.units == []
+    finally:
+        gc.enable()
+
+
+def test_a_parameter_without_gradient_counts_zeros() -> None:
+    chunk = make_chunk()
+    context = shard(chunk, ShardMesh())
+    with microbatch(context, is_last=True):
+        chunk.layers[1](batch(0, 0)).sum().backward()
+    context.finish_reductions()
+    gradients = {
+        unit.name: sum(float(g.abs().sum()) for _, g in full_gradients(unit))
+        for unit in context.units
+    }
+    assert gradients["layers.1"] > 0
+    assert gradients["layers.0"] == 0
+
+
+# -- shared parameters and the norm ------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    """A chunk that holds the shared matrix after ``before`` other elements."""
+
+    def __init__(self, before: int, rows: int, columns: int) -> None:
+        super().__init__()
+        if before:
+            self.first = nn.Parameter(torch.zeros(before, 1))
+        self.word = nn.Parameter(torch.zeros(rows, columns))
+
+
+def shared_case(rank: int, world: int, before: list[int], rows: int) -> dict[str, Any]:
+    """Members on consecutive pairs of ranks (DP 2), each at an offset of its own."""
+    dp = 2
+    members = world // dp
+    mine = rank // dp
+    groups = [
+        (dist.new_group([m * dp, m * dp + 1]), dist.new_group([m * dp, m * dp + 1]))
+        for m in range(members)
+    ]
+    holder = Holder(before[mine], rows, 2)
+    with fully_shard_context("cpu") as context:
+        fully_shard(holder, ShardMesh(*groups[mine]), name="root")
+    unit = unit_of(holder)
+    assert unit is not None
+    group = unit.groups[0]
+    index = group.names.index("word")
+    shared = SharedParameter("word", dist.group.WORLD, members, [LocalMember(mine, group, index)])
+    # The gradient of member m at element i is (m + 1) * (i + 1): the sum is known in closed form.
+    assert group.main_grad is not None
+    owned = group.layout.owned(index)
+    values = torch.arange(owned.start + 1, owned.stop + 1, dtype=torch.float32) * (mine + 1)
+    group.shard_of(index, group.main_grad).copy_(values)
+    optimizer = ShardedOptimizer(
+        context, AdamSettings(), shared=[shared], norm_group=dist.group.WORLD
+    )
+    optimizer.sum_shared_gradients()
+    summed = group.shard_of(index, group.main_grad).tolist()
+    scale = sum(range(1, members + 1))
+    return {
+        "right": summed == [scale * (i + 1) for i in range(owned.start, owned.stop)],
+        "norm": optimizer.grad_norm(),
+        "expected": scale * math.sqrt(sum((i + 1) ** 2 for i in range(2 * rows))),
+    }
+
+
+@pytest.mark.parametrize(
+    ("world", "before", "rows"),
+    [(4, [0, 0], 5), (4, [3, 8], 5), (6, [0, 7, 1], 6), (4, [0, 50], 3)],
+)
+def test_copies_are_summed_by_logical_element(world: int, before: list[int], rows: int) -> None:
+    for result in run_ranks(world, shared_case, before, rows):
+        assert result["right"]
+        assert result["norm"] == pytest.approx(result["expected"], rel=1e-6)
+
+
+def tied_norm(rank: int, world: int, count_copy: bool) -> dict[str, float]:
+    """Case T03: the tied matrix alone has gradient, squared sum 800, on two stages."""
+    holder = Holder(rank, 4, 2)
+    with fully_shard_context("cpu") as context:
+        fully_shard(holder, ShardMesh(), name="root")
+    unit = unit_of(holder)
+    assert unit is not None
+    group = unit.groups[0]
+    index = group.names.index("word")
+    assert group.main_grad is not None
+    group.shard_of(index, group.main_grad).fill_(5.0)  # two members: 10 an element, 8 elements
+    member = LocalMember(rank, group, index)
+    shared = [SharedParameter("word", dist.group.WORLD, 2, [member])]
+    for parameter in shared:
+        parameter.sum_gradients()
+    optimizer = ShardedOptimizer(
+        context,
+        AdamSettings(),
+        shared=[] if count_copy else shared,
+        norm_group=dist.group.WORLD,
+    )
+    norm = optimizer.grad_norm()
+    return {"norm": norm, "factor": optimizer.clip(1.0, norm)}
+
+
+def test_the_tied_norm_is_28_and_counting_the_copy_gives_40() -> None:
+    for result in run_ranks(2, tied_norm, False):
+        assert result["norm"] == pytest.approx(28.2843, abs=1e-4)
+        assert result["factor"] == pytest.approx(0.035355, abs=1e-6)
+    for result in run_ranks(2, tied_norm, True):
+        assert result["norm"] == pytest.approx(40.0)
+
+
+def test_members_must_share_one_optimizer_setting() -> None:
+    def hold(kind: str) -> tuple[Holder, LocalMember]:
+        holder = Holder(0, 4, 2)
+        with fully_shard_context("cpu"):
+            fully_shard(holder, ShardMesh(), optimizer_class=lambda _n, _p: kind)
+        unit = unit_of(holder)
+        assert unit is not None
+        return holder, LocalMember(0 if kind == "decay" else 1, unit.groups[0], 0)
+
+    one, first = hold("decay")
+    other, second = hold("no_decay")
+    with pytest.raises(ValueError, match="one optimizer setting"):
+        SharedParameter("word", None, 2, [first, second])
+    assert one is not other
