@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.model.validity import check_experts, check_latent_attention, check_model
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class LatentAttention:
     qk_head_dim: int
     qk_pos_emb_head_dim: int
     v_head_dim: int
+
+    def __post_init__(self) -> None:
+        check_latent_attention(self)
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,9 @@ class MixtureOfExperts:
     moe_router_load_balancing_type: str = "none"
     moe_router_bias_update_rate: float = 1e-3
 
+    def __post_init__(self) -> None:
+        check_experts(self)
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -67,6 +74,9 @@ class ModelSpec:
 
     Args:
         kv_channels: width of one attention head (ignored where ``latent_attention`` is given).
+        add_bias_linear: biases on every linear layer, the router included; the three flags after
+            it put them on some alone (Megatron-Core builds the first of them alone).
+        qk_layernorm: norms on queries and keys a head, or on the two latents of MLA.
         vocab_size: tokens of the model itself; ``padded_vocab_size`` is what is allocated.
         mtp_num_layers: multi-token-prediction layers after the decoder.
         assumptions: what the reader of the input had to assume, in words.
@@ -90,6 +100,8 @@ class ModelSpec:
     layernorm_epsilon: float = 1e-5
     add_bias_linear: bool = False
     add_qkv_bias: bool = False
+    add_attention_output_bias: bool = False
+    add_mlp_bias: bool = False
     qk_layernorm: bool = False
     position_embedding_type: str = "rope"
     rotary_base: float = 10000.0
@@ -99,6 +111,9 @@ class ModelSpec:
     mtp_num_layers: int = 0
     assumptions: tuple[str, ...] = ()
     source: str = "preset"
+
+    def __post_init__(self) -> None:
+        check_model(self)
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether decoder layer ``layer`` (0-based) is a mixture of experts."""
@@ -111,6 +126,8 @@ class ModelSpec:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> ModelSpec:
         """The inverse of :meth:`to_json`. Raises MF401 where a field is missing or unknown."""
+        if not isinstance(document, dict):
+            raise MfsdpError("MF401", f"the model description must be an object, got {document!r}")
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(document) - known)
         if unknown:
@@ -125,7 +142,7 @@ class ModelSpec:
                 values["moe"] = MixtureOfExperts(**moe)
             values["assumptions"] = tuple(values.get("assumptions", ()))
             return cls(**values)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise MfsdpError("MF401", f"the model description is incomplete: {error}") from error
 
 
