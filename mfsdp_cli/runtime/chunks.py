@@ -115,7 +115,7 @@ def set_initial_weights(chunk: Chunk, seed: int) -> None:
             parameter.copy_(value)
 
 
-def routers_with_bias(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def routers_with_bias(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The MoE routers that carry an expert bias, with their local names."""
     for name, child in module.named_modules():
         if getattr(child, "expert_bias", None) is not None:

@@ -37,12 +37,18 @@ _MODULES = (
     "megatron.core.tensor_parallel.random",
     "megatron.core.distributed",
     "megatron.core.optimizer",
+    "megatron.core.models.mimo.optimizer",
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.pipeline_parallel.p2p_communication",
     "megatron.core.datasets.indexed_dataset",
 )
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "as_tensor")
 _LOGGERS = ("megatron", "torch.utils.cpp_extension", "torch.distributed.elastic")
+# Megatron's own calls of older torch names, each step; nothing a user can act on.
+_KNOWN_WARNINGS = (
+    r"`torch\.distributed\.\w+` is deprecated",
+    r"The \.grad attribute of a Tensor that is not a leaf",
+)
 _state = {"prepared": False}
 
 
@@ -58,6 +64,8 @@ def prepare(device_type: str) -> None:
     _state["prepared"] = True
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    for pattern in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=pattern)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if device_type == "cpu":

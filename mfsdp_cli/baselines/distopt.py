@@ -1,0 +1,214 @@
+"""The baseline: Megatron-Core's own schedule, data parallelism and distributed optimizer (ZeRO-1).
+
+Everything between the weights and the loss is Megatron-Core's: its ``DistributedDataParallel``,
+``get_megatron_optimizer`` with the distributed optimizer (torch's AdamW where neither Transformer
+Engine nor Apex is installed), ``get_forward_backward_func`` and ``finalize_model_grads``. Ours are
+the initial weights and the batches, so that a comparison compares engines and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mfsdp_cli.runtime import forward
+from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_names
+from mfsdp_cli.runtime.engine import StepResult
+
+if TYPE_CHECKING:
+    from mfsdp_cli.plan import Plan
+    from mfsdp_cli.runtime.data import Batch, Data
+    from mfsdp_cli.runtime.settings import TrainSettings
+    from mfsdp_cli.runtime.topology import Topology
+
+
+class DistOptEngine:
+    """Megatron-Core's distributed optimizer under its own pipeline schedule."""
+
+    def __init__(self, plan: Plan, topology: Topology, settings: TrainSettings, data: Data) -> None:
+        from megatron.core.distributed import finalize_model_grads
+
+        self._parallel = plan.parallel
+        self._topology = topology
+        self._settings = settings
+        self._data = data
+        dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+        self._chunks = build_chunks(
+            plan.model,
+            plan.layout,
+            topology.pp_rank,
+            seed=settings.seed,
+            dtype=dtype,
+            device=topology.device,
+        )
+        config: Any = self._chunks[0].module.config
+        self._is_moe = plan.model.moe is not None
+        self._kept: dict[str, torch.Tensor] = {}
+        self._model = [self._wrap(chunk, index) for index, chunk in enumerate(self._chunks)]
+        self._optimizer = self._make_optimizer(dtype)
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = self._optimizer.scale_loss
+        config.microbatch_group_size_per_vp_stage = (
+            plan.parallel.microbatch_group_size_per_virtual_pipeline_stage
+        )
+
+    def _wrap(self, chunk: Chunk, index: int) -> Any:
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+        )
+        from megatron.core.transformer.module import Float16Module
+
+        module: Any = chunk.module
+        config = module.config
+        if config.bf16:
+            module = Float16Module(config, module)
+        return DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),
+            module,
+            disable_bucketing=index > 0,  # as Megatron-LM's training loop
+        )
+
+    def _make_optimizer(self, dtype: torch.dtype) -> Any:
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        settings = self._settings
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.adam_beta1,
+            adam_beta2=settings.adam_beta2,
+            adam_eps=settings.adam_eps,
+            clip_grad=max(0.0, settings.clip_grad),
+            params_dtype=dtype,
+            bf16=dtype == torch.bfloat16,
+            use_distributed_optimizer=True,
+        )
+        return get_megatron_optimizer(config, self._model, use_gloo_process_groups=False)
+
+    def train_step(self, step: int) -> StepResult:
+        for chunk in self._model:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        losses = self._run(lambda index: self._data.training(step, index), forward_only=False)
+        if self._settings.keep_gradients:
+            self._kept = self._whole_gradients()
+        self._schedule(step)
+        _, norm, _ = self._optimizer.step()
+        if self._is_moe:
+            forward.clear_router_statistics()
+        return StepResult(self._mean(sum(losses), 1), float(norm))
+
+    def _schedule(self, step: int) -> None:
+        """Set rates and decay of every group, as Megatron's ``OptimizerParamScheduler`` does.
+
+        Megatron's optimizer alone would decay norms and biases: a group's ``wd_mult`` of 0 takes
+        effect in its scheduler.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate(step) * group.get("lr_mult", 1.0)
+            group["weight_decay"] = self._settings.weight_decay * group.get("wd_mult", 1.0)
+
+    def evaluate(self) -> float:
+        for chunk in self._model:
+            chunk.eval()
+        total = 0.0
+        with torch.no_grad():
+            for step in range(1, self._settings.eval_steps + 1):
+                total += sum(self._run(self._evaluation(step), forward_only=True))
+        for chunk in self._model:
+            chunk.train()
+        return self._mean(total, self._settings.eval_steps)
+
+    def _evaluation(self, step: int) -> Any:
+        return lambda index: self._data.evaluation(step, index)
+
+    def _mean(self, total: float, steps: int) -> float:
+        count = self._data.microbatches * steps
+        return forward.mean_over_ranks(total, count, self._topology.device)
+
+    def _run(self, batch_of: Any, *, forward_only: bool) -> list[float]:
+        """Megatron's schedule over one global batch; the losses that this rank computed."""
+        from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+
+        parallel = self._parallel
+        reduced = get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=[self._batches(batch_of) for _ in self._model],
+            model=self._model,
+            num_microbatches=parallel.num_microbatches,
+            seq_length=parallel.seq_length,
+            micro_batch_size=parallel.micro_batch_size,
+            forward_only=forward_only,
+        )
+        return [float(losses["lm loss"]) for losses in reduced]
+
+    def _batches(self, batch_of: Any) -> Iterator[Batch]:
+        topology = self._topology
+        for microbatch in range(self._parallel.num_microbatches):
+            yield batch_of(microbatch * topology.dp + topology.dp_rank).to(topology.device)
+
+    @torch.no_grad()
+    def _whole_gradients(self) -> dict[str, torch.Tensor]:
+        """The reduced gradients by global name, gathered from the ranks' parts of each bucket."""
+        gradients: dict[str, torch.Tensor] = {}
+        for chunk, model in zip(self._chunks, self._model, strict=True):
+            names = global_names(chunk)
+            name_of = {id(p): names[name] for name, p in chunk.module.named_parameters()}
+            for buffer in [*model.buffers, *model.expert_parallel_buffers]:
+                for bucket in buffer.buckets:
+                    whole = self._gather(bucket.grad_data)
+                    for parameter in bucket.params_list:
+                        start, end = bucket.param_to_index[parameter]
+                        value = whole[start:end].view(parameter.shape)
+                        gradients[name_of[id(parameter)]] = value.float().cpu().clone()
+        return gradients
+
+    def _gather(self, data: torch.Tensor) -> torch.Tensor:
+        """A bucket whole: after the reduce-scatter each rank holds one equal part of it."""
+        topology = self._topology
+        if topology.dp_gather is None:
+            return data
+        part = data.chunk(topology.dp)[topology.dp_rank].contiguous()
+        whole = torch.empty_like(data)
+        dist.all_gather_into_tensor(whole, part, group=topology.dp_gather)
+        return whole
+
+    def named_weights(self) -> dict[str, torch.Tensor]:
+        weights = {}
+        for chunk in self._chunks:
+            names = global_names(chunk)
+            for name, parameter in chunk.module.named_parameters():
+                weights[names[name]] = parameter.detach().float().cpu().clone()
+        return weights
+
+    def named_gradients(self) -> dict[str, torch.Tensor]:
+        return self._kept
+
+    def trace(self) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+
+def _forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[torch.Tensor, Any]:
+    """One microbatch in one chunk, in the form that Megatron's schedules call."""
+    batch = next(batches)
+    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    return output, _loss
+
+
+def _loss(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The mean over a microbatch's tokens, and a copy of it.
+
+    A copy, because the schedule divides the first by the number of microbatches in place.
+    """
+    loss = losses.float().mean()
+    return loss, {"lm loss": loss.detach().clone()}

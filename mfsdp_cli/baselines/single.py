@@ -1,0 +1,158 @@
+"""The reference: one rank, the unsplit model, plain torch.
+
+Whatever the plan's layout, this engine trains the same model on the same global batches, as
+``global_batch_size / micro_batch_size`` microbatches one after another. It shares nothing with
+the sharding engine, so that agreement of the two means something.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.runtime import forward
+from mfsdp_cli.runtime.chunks import build_unsplit
+from mfsdp_cli.runtime.engine import StepResult
+from mfsdp_cli.runtime.weights import initial_weight
+
+if TYPE_CHECKING:
+    from mfsdp_cli.plan import Plan
+    from mfsdp_cli.runtime.data import Data
+    from mfsdp_cli.runtime.settings import TrainSettings
+    from mfsdp_cli.runtime.topology import Topology
+
+
+class SingleEngine:
+    """One rank, unsharded.
+
+    Main weights and gradients are fp32. With ``bf16`` the model computes on rounded copies of the
+    main weights and its gradients are added up in fp32, microbatch by microbatch.
+    """
+
+    def __init__(self, plan: Plan, topology: Topology, settings: TrainSettings, data: Data) -> None:
+        if topology.world_size != 1:
+            raise MfsdpError("MF501", f"engine single runs on 1 rank, not {topology.world_size}")
+        self._moe = plan.model.moe
+        self._settings = settings
+        self._data = data
+        self._device = topology.device
+        dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+        chunk = build_unsplit(plan.model, seed=settings.seed, dtype=dtype, device=self._device)
+        self._model = chunk.module
+        self._weights = dict(self._model.named_parameters())
+        self._main = {name: self._main_weight(plan, name) for name in self._weights}
+        self._kept: dict[str, torch.Tensor] = {}
+        self._optimizer = self._make_optimizer()
+
+    def _main_weight(self, plan: Plan, name: str) -> torch.Tensor:
+        weight = self._weights[name]
+        if weight.dtype == torch.float32:
+            return weight
+        value = initial_weight(plan.model, name, weight.shape, self._settings.seed)
+        return value.to(self._device).requires_grad_()
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        settings = self._settings
+        classes: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+        for name, weight in self._main.items():
+            classes[settings.decays(name, weight.dim())].append(weight)
+        decay = {True: settings.weight_decay, False: 0.0}
+        return torch.optim.AdamW(
+            [{"params": classes[key], "weight_decay": decay[key]} for key in classes],
+            lr=settings.lr,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            eps=settings.adam_eps,
+        )
+
+    def train_step(self, step: int) -> StepResult:
+        self._optimizer.zero_grad(set_to_none=False)
+        loss = self._accumulate(step)
+        norm = self._norm()
+        if self._settings.keep_gradients:
+            self._kept = {name: self._gradient(name).clone() for name in self._main}
+        self._clip(norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate(step)
+        self._optimizer.step()
+        self._refresh()
+        if self._moe is not None:
+            forward.update_router_bias([self._model], self._moe.moe_router_bias_update_rate, None)
+            forward.clear_router_statistics()
+        return StepResult(loss, norm)
+
+    def _accumulate(self, step: int) -> float:
+        """Forward and backward of every microbatch; returns the mean loss."""
+        microbatches = self._data.microbatches
+        forward.set_auxiliary_loss_scale(1.0 / microbatches, self._device)
+        total = 0.0
+        for index in range(microbatches):
+            loss = forward.batch_loss(
+                self._model, self._data.training(step, index).to(self._device)
+            )
+            (loss / microbatches).backward()
+            total += float(loss.detach())
+            self._add_up()
+        return total / microbatches
+
+    @torch.no_grad()
+    def _add_up(self) -> None:
+        """Add the gradients of rounded weights to the main gradients (bf16 only)."""
+        for name, weight in self._weights.items():
+            main = self._main[name]
+            if main is weight or weight.grad is None:
+                continue
+            gradient = weight.grad.float()
+            main.grad = gradient if main.grad is None else main.grad.add_(gradient)
+            weight.grad = None
+
+    def _gradient(self, name: str) -> torch.Tensor:
+        gradient = self._main[name].grad
+        return torch.zeros_like(self._main[name]) if gradient is None else gradient
+
+    def _norm(self) -> float:
+        squares = [
+            torch.linalg.vector_norm(weight.grad, dtype=torch.float64) ** 2
+            for weight in self._main.values()
+            if weight.grad is not None
+        ]
+        return math.sqrt(float(torch.stack(squares).sum()))
+
+    def _clip(self, norm: float) -> None:
+        coefficient = self._settings.clip_coefficient(norm)
+        if coefficient < 1.0:
+            for weight in self._main.values():
+                if weight.grad is not None:
+                    weight.grad.mul_(coefficient)
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        for name, weight in self._weights.items():
+            if self._main[name] is not weight:
+                weight.copy_(self._main[name])
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        self._model.eval()
+        total = 0.0
+        microbatches = self._data.microbatches
+        for step in range(1, self._settings.eval_steps + 1):
+            for index in range(microbatches):
+                batch = self._data.evaluation(step, index).to(self._device)
+                total += float(forward.batch_loss(self._model, batch))
+        self._model.train()
+        return total / (microbatches * self._settings.eval_steps)
+
+    def named_weights(self) -> dict[str, torch.Tensor]:
+        return {name: weight.detach().cpu().clone() for name, weight in self._main.items()}
+
+    def named_gradients(self) -> dict[str, torch.Tensor]:
+        return {name: gradient.cpu() for name, gradient in self._kept.items()}
+
+    def trace(self) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None:
+        """Nothing outlives the object."""

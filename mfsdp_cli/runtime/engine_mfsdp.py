@@ -1,0 +1,328 @@
+"""Engine ``mfsdp``: the plan's actions on sharded chunks."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mfsdp_cli.fsdp import (
+    AdamSettings,
+    Context,
+    LocalMember,
+    Orientation,
+    ShardedOptimizer,
+    ShardMesh,
+    SharedParameter,
+    Use,
+    full_gradients,
+    full_weights,
+    fully_shard,
+    fully_shard_context,
+    persistent_bytes,
+    unit_of,
+)
+from mfsdp_cli.fsdp.context import Chunk as Sharded
+from mfsdp_cli.fsdp.unit import Unit
+from mfsdp_cli.runtime import forward
+from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_name
+from mfsdp_cli.runtime.engine import StepResult
+from mfsdp_cli.runtime.executor import Batches, Executor, Stages
+from mfsdp_cli.runtime.pipe import Pipe
+from mfsdp_cli.runtime.stage_runner import StageRunner
+from mfsdp_cli.runtime.trace import Trace
+from mfsdp_cli.schedule.actions import Action, Kind
+
+if TYPE_CHECKING:
+    from mfsdp_cli.plan import Plan
+    from mfsdp_cli.runtime.data import Data
+    from mfsdp_cli.runtime.settings import TrainSettings
+    from mfsdp_cli.runtime.topology import Topology
+
+EMBEDDING = "embedding"
+ROOT = "root"
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16}
+
+
+class MfsdpEngine:
+    """Fully sharded data parallelism under the plan's pipeline schedule."""
+
+    def __init__(
+        self, plan: Plan, topology: Topology, settings: TrainSettings, data: Data
+    ) -> None:
+        self._plan = plan
+        self._topology = topology
+        self._settings = settings
+        self._data = data
+        self._trace = Trace(settings.trace)
+        self._actions = plan.schedule.actions[topology.pp_rank]
+        self.chunks = build_chunks(
+            plan.model,
+            plan.layout,
+            topology.pp_rank,
+            seed=settings.seed,
+            dtype=torch.float32,
+            device=topology.device,
+        )
+        self.context = _shard(self.chunks, plan, topology, _DTYPES[settings.precision])
+        self.context.on_event = self._trace.event
+        self.optimizer = ShardedOptimizer(
+            self.context,
+            AdamSettings(
+                lr=settings.lr,
+                betas=(settings.adam_beta1, settings.adam_beta2),
+                eps=settings.adam_eps,
+                weight_decay=settings.weight_decay,
+            ),
+            shared=_shared_parameters(self.chunks, plan, topology),
+        )
+        self._runners = {
+            chunk.stage.stage: StageRunner(chunk, 1.0 / plan.parallel.num_microbatches)
+            for chunk in self.chunks
+        }
+        self._executor = self._make_executor()
+        self.context.plan_order(planned_uses(self._actions, self._sharded()))
+        self._step = 0
+        self._result = StepResult(0.0, 0.0)
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def _sharded(self) -> dict[int, Sharded]:
+        return {
+            chunk.stage.stage: sharded
+            for chunk, sharded in zip(self.chunks, self.context.chunks, strict=True)
+        }
+
+    def _make_executor(self) -> Executor:
+        plan, topology = self._plan, self._topology
+        parallel = plan.parallel
+        shape = (parallel.seq_length, parallel.micro_batch_size, plan.model.hidden_size)
+        dtype = _DTYPES[self._settings.precision] or torch.float32
+        pp_rank_of = {stage.stage: stage.pp_rank for stage in plan.layout.stages}
+        stages = Stages(
+            self._runners,
+            self._sharded(),
+            lambda stage: topology.rank_of(pp_rank_of[stage]),
+            topology.rank,
+        )
+        return Executor(
+            self._actions,
+            stages,
+            self.context,
+            Pipe(topology.pp_forward, shape, dtype, topology.device),
+            Pipe(topology.pp_backward, shape, dtype, topology.device),
+            resident=plan.settings.resident_chunks > 0,
+            end_of_step={
+                Kind.ROUTER_BIAS: self._update_router_bias,
+                Kind.TIED_ALLREDUCE: self._sum_shared_gradients,
+                Kind.GRAD_NORM: self._grad_norm,
+                Kind.CLIP: self._clip,
+                Kind.OPTIMIZER: self._update,
+                Kind.REFRESH_WEIGHTS: self._refresh,
+            },
+            before_backward=self._set_loss_scales,
+            trace=self._trace,
+        )
+
+    # -- a step ----------------------------------------------------------------------------
+
+    def train_step(self, step: int) -> StepResult:
+        self._step = step
+        self._trace.begin_step(step)
+        self.context.zero_grad()
+        for runner in self._runners.values():
+            runner.losses.clear()
+        self._executor.run(self._batches_of(step, self._data.training))
+        forward.clear_router_statistics()
+        return self._result
+
+    def _batches_of(self, step: int, source: Any) -> Batches:
+        topology = self._topology
+
+        def batch(microbatch: int) -> Any:
+            index = microbatch * topology.dp + topology.dp_rank
+            return source(step, index).to(topology.device)
+
+        return batch
+
+    def _set_loss_scales(self) -> None:
+        if self._plan.model.moe is not None:
+            scale = 1.0 / self._plan.parallel.num_microbatches
+            forward.set_auxiliary_loss_scale(scale, self._topology.device)
+
+    def _update_router_bias(self) -> None:
+        self.context.finish_reductions()
+        moe = self._plan.model.moe
+        assert moe is not None
+        modules = [chunk.module for chunk in self.chunks]
+        group = self._topology.dp_reduce
+        forward.update_router_bias(modules, moe.moe_router_bias_update_rate, group)
+
+    def _sum_shared_gradients(self) -> None:
+        self.context.finish_reductions()
+        self.optimizer.sum_shared_gradients()
+
+    def _grad_norm(self) -> None:
+        """The norm and the loss, summed over all ranks in one collective."""
+        self.context.finish_reductions()
+        totals = torch.cat([self.optimizer.local_squared_norm(), self._mean_losses()])
+        if self._topology.world_size > 1:
+            dist.all_reduce(totals, group=self._topology.world)
+        squared, loss = totals.tolist()
+        self._result = StepResult(loss, squared**0.5)
+        if self._settings.keep_gradients:
+            self._kept = self._named(full_gradients)
+
+    def _mean_losses(self) -> torch.Tensor:
+        """This rank's share of the mean loss: losses of the last forward pass, float64."""
+        losses = [loss for runner in self._runners.values() for loss in runner.losses]
+        if not losses:
+            return torch.zeros(1, dtype=torch.float64, device=self._topology.device)
+        return torch.stack(losses).double().mean().view(1) / self._topology.dp
+
+    def _clip(self) -> None:
+        self.optimizer.clip(self._settings.clip_grad, self._result.grad_norm)
+
+    def _update(self) -> None:
+        self.optimizer.update(self._settings.learning_rate(self._step))
+
+    def _refresh(self) -> None:
+        self.context.refresh_weights()
+
+    # -- evaluation ------------------------------------------------------------------------
+
+    def evaluate(self) -> float:
+        self._set_training(False)
+        for runner in self._runners.values():
+            runner.losses.clear()
+        for step in range(1, self._settings.eval_steps + 1):
+            self._executor.evaluate(self._batches_of(step, self._data.evaluation))
+        self._set_training(True)
+        total = self._mean_losses()
+        if self._topology.world_size > 1:
+            dist.all_reduce(total, group=self._topology.world)
+        return float(total)
+
+    def _set_training(self, training: bool) -> None:
+        for chunk in self.chunks:
+            chunk.module.train(training)
+
+    # -- what others look at ---------------------------------------------------------------
+
+    def named_weights(self) -> dict[str, torch.Tensor]:
+        return self._named(full_weights)
+
+    def named_gradients(self) -> dict[str, torch.Tensor]:
+        return self._kept
+
+    def _named(self, whole: Any) -> dict[str, torch.Tensor]:
+        return {
+            global_name(chunk, f"{_prefix(unit)}{name}"): tensor.float().cpu()
+            for chunk, sharded in zip(self.chunks, self.context.chunks, strict=True)
+            for unit in sharded.units
+            for name, tensor in whole(unit)
+        }
+
+    def persistent_bytes(self) -> int:
+        """Bytes of weights, main gradients and optimizer state on this rank."""
+        return persistent_bytes(self.context.groups) + self.optimizer.state_bytes
+
+    def trace(self) -> list[dict[str, Any]]:
+        return self._trace.records
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+
+# -- sharding Megatron's chunks --------------------------------------------------------------
+
+
+def _shard(
+    chunks: list[Chunk], plan: Plan, topology: Topology, compute_dtype: torch.dtype | None
+) -> Context:
+    """Wrap every chunk: its embedding where that is a unit, its layers, then the rest."""
+    mesh = ShardMesh(topology.dp_gather, topology.dp_reduce)
+    with fully_shard_context(
+        topology.device, gradient_reduction=plan.settings.gradient_reduction
+    ) as context:
+        for chunk in chunks:
+            for module, name in unit_modules(chunk):
+                fully_shard(module, mesh, name=name, compute_dtype=compute_dtype)
+    return context
+
+
+def unit_modules(chunk: Chunk) -> list[tuple[nn.Module, str]]:
+    """The modules of a chunk that form units, inner ones first, with their global names.
+
+    The embedding is a unit of its own only where it is called once and its weight belongs to no
+    other module of the chunk (a tied head on the same chunk keeps it in the root).
+    """
+    modules: list[tuple[nn.Module, str]] = []
+    tied = not chunk.spec.untie_embeddings_and_output_weights
+    stage = chunk.stage
+    if stage.embedding and not (tied and stage.loss) and not stage.mtp:
+        modules.append((chunk.module.embedding, EMBEDDING))
+    layers = chunk.module.decoder.layers
+    modules += [
+        (module, f"decoder.layers.{layer}")
+        for module, layer in zip(layers, stage.layers, strict=True)
+    ]
+    return [*modules, (chunk.module, ROOT)]
+
+
+_LAYER_UNIT = re.compile(r"decoder\.layers\.\d+")
+
+
+def _prefix(unit: Unit) -> str:
+    """What stands before a parameter's name in its chunk: layers count from 0 there."""
+    if unit.name == ROOT:
+        return ""
+    if unit.name == EMBEDDING:
+        return f"{EMBEDDING}."
+    return f"{unit.name}."
+
+
+def planned_uses(actions: list[Action], sharded: dict[int, Sharded]) -> list[Use]:
+    """The order in which a step uses units: units in order forward, reversed backward."""
+    uses: list[Use] = []
+    for action in actions:
+        if action.kind is Kind.FORWARD and action.stage is not None:
+            units = sharded[action.stage].units
+            uses += [Use(unit.index, Orientation.FORWARD) for unit in units]
+        elif action.kind is Kind.BACKWARD and action.stage is not None:
+            root, *others = sharded[action.stage].units
+            units = [root, *reversed(others)]
+            uses += [Use(unit.index, Orientation.BACKWARD) for unit in units]
+    return uses
+
+
+def _shared_parameters(
+    chunks: list[Chunk], plan: Plan, topology: Topology
+) -> list[SharedParameter]:
+    """The shared parameters that this rank holds a member of."""
+    shared = []
+    for group in plan.shared_groups:
+        local = [
+            _local_member(position, chunk, member.parameter)
+            for position, member in enumerate(group.members)
+            for chunk in chunks
+            if (member.pp_rank, member.vp_stage) == (topology.pp_rank, chunk.stage.vp_stage)
+        ]
+        if local:
+            ranks = topology.shared_group(group.pp_ranks)
+            shared.append(SharedParameter(group.name, ranks, len(group.members), local))
+    return shared
+
+
+def _local_member(position: int, chunk: Chunk, parameter: str) -> LocalMember:
+    """Find a parameter of a chunk, by its local name, in the unit that took it."""
+    wanted = dict(chunk.module.named_parameters())[parameter]
+    for module in chunk.module.modules():
+        unit = unit_of(module)
+        for group in unit.groups if unit is not None else ():
+            for index, candidate in enumerate(group.parameters):
+                if candidate is wanted:
+                    return LocalMember(position, group, index)
+    raise KeyError(parameter)

@@ -1,0 +1,68 @@
+"""What one microbatch does in a Megatron-Core model, and the state that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mfsdp_cli.runtime.chunks import routers_with_bias
+from mfsdp_cli.runtime.data import Batch
+
+
+def batch_loss(module: nn.Module, batch: Batch) -> torch.Tensor:
+    """The mean loss of a microbatch in a model that holds embedding and head (a scalar, fp32)."""
+    losses = module(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    return losses.float().mean()
+
+
+def set_auxiliary_loss_scale(scale: float, device: torch.device) -> None:
+    """Set what the gradient of router balancing losses is multiplied with.
+
+    Megatron's ``forward_step`` does it before each backward pass: 1 / microbatches.
+    """
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    MoEAuxLossAutoScaler.set_loss_scale(torch.full((1,), scale, device=device))
+
+
+def clear_router_statistics() -> None:
+    """Forget the balancing losses that routers recorded for Megatron's own log."""
+    from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+
+    get_moe_metrics_tracker().clear()
+
+
+@torch.no_grad()
+def update_router_bias(
+    modules: Iterable[nn.Module], rate: float, group: dist.ProcessGroup | None
+) -> None:
+    """Move every router's expert bias towards balance, once a step, and reset its counters.
+
+    An expert that got fewer tokens of the global batch than the average gains ``rate``, one that
+    got more loses it (arXiv:2408.15664), as Megatron-Core's ``_update_router_expert_bias``.
+
+    Args:
+        modules: this rank's chunks.
+        group: the ranks whose tokens count together (data parallel); None: this rank alone.
+    """
+    routers = [router for module in modules for _, router in routers_with_bias(module)]
+    if not routers:
+        return
+    tokens = torch.stack([router.local_tokens_per_expert for router in routers])
+    if group is not None:
+        dist.all_reduce(tokens, group=group)
+    direction = torch.sign(tokens.mean(dim=-1, keepdim=True) - tokens)
+    for router, step in zip(routers, direction, strict=True):
+        router.expert_bias += step * rate
+        router.local_tokens_per_expert.zero_()
+
+
+def mean_over_ranks(total: float, count: int, device: torch.device) -> float:
+    """The sum of all ranks' totals over ``count``; every rank gets it."""
+    value = torch.tensor([total], dtype=torch.float64, device=device)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(value)
+    return float(value.item()) / count

@@ -1,0 +1,90 @@
+"""One chunk as the executor sees it: forward and backward of a microbatch, state in between.
+
+[Note: outputs are freed, not pseudo-freed]
+Backward needs the graph behind a stage's output, not the output itself. The runner keeps the
+graph's edge and hands the tensor out; once it is sent, its memory goes unless an operation saved
+it. Nothing is replaced under the hood, so an output that is a view of something else is as safe
+as any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from mfsdp_cli.runtime.chunks import Chunk
+from mfsdp_cli.runtime.data import Batch
+
+
+@dataclass
+class _InFlight:
+    received: torch.Tensor | None
+    edge: GradientEdge
+
+
+class StageRunner:
+    """Runs microbatches through one chunk.
+
+    Args:
+        chunk: the stage's part of the model.
+        loss_scale: what the mean loss of a microbatch is multiplied with for backward.
+    """
+
+    def __init__(self, chunk: Chunk, loss_scale: float) -> None:
+        self.stage = chunk.stage
+        self.module = chunk.module
+        self.losses: list[torch.Tensor] = []
+        self._loss_scale = loss_scale
+        self._in_flight: dict[int, _InFlight] = {}
+
+    def forward(
+        self, microbatch: int, received: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor | None:
+        """Run a microbatch forward.
+
+        Args:
+            received: the previous stage's output (sequence, micro batch, hidden); None on the
+                first stage.
+
+        Returns:
+            What the next stage needs; None on the loss stage, whose mean loss is appended to
+            ``losses``.
+        """
+        if received is not None and torch.is_grad_enabled():
+            received.requires_grad_()
+        output = self._call(received, batch)
+        if torch.is_grad_enabled():
+            self._in_flight[microbatch] = _InFlight(received, get_gradient_edge(output))
+        if self.stage.loss:
+            self.losses.append(output.detach().clone())
+            return None
+        return output.detach()
+
+    def _call(self, received: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        if received is not None:
+            self.module.set_input_tensor(received)
+        first = self.stage.embedding
+        output = self.module(
+            batch.tokens if first else None,
+            batch.position_ids if first else None,
+            None,
+            labels=batch.labels if self.stage.loss else None,
+        )
+        return output.float().mean() if self.stage.loss else output
+
+    def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Run a microbatch backward.
+
+        Args:
+            gradient: of the stage's output; None on the loss stage.
+
+        Returns:
+            The gradient of what the stage received; None on the first stage.
+        """
+        state = self._in_flight.pop(microbatch)
+        if gradient is None:
+            gradient = torch.tensor(self._loss_scale, device=self.losses[0].device)
+        torch.autograd.backward(state.edge, gradient)
+        return None if state.received is None else state.received.grad
