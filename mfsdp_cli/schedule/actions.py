@@ -54,7 +54,8 @@ END_OF_STEP = frozenset(
 
 # Longest names first, so that `1SEND_F0` is not read as stage 1, kind `S`.
 _NAMES = "|".join(sorted((str(kind) for kind in Kind), key=len, reverse=True))
-_ACTION = re.compile(rf"(\d+)?({_NAMES})(\d+)?")
+# Nine digits are more than any schedule needs, and keep numbers within every integer type.
+_ACTION = re.compile(rf"([0-9]{{1,9}})?({_NAMES})([0-9]{{1,9}})?")
 
 
 @dataclass(frozen=True, slots=True)
