@@ -403,3 +403,25 @@ def test_members_must_share_one_optimizer_setting() -> None:
     with pytest.raises(ValueError, match="one optimizer setting"):
         SharedParameter("word", None, 2, [first, second])
     assert one is not other
+
+
+def incomplete_group(rank: int, world: int) -> str:
+    """Pairs of equal data-parallel rank hold half of each copy only."""
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    meshes = [(dist.new_group(r), dist.new_group(r)) for r in ([0, 1], [2, 3])]
+    holder = Holder(3 * (rank // 2), 5, 2)
+    with fully_shard_context("cpu"):
+        fully_shard(holder, ShardMesh(*meshes[rank // 2]), name="root")
+    unit = unit_of(holder)
+    assert unit is not None
+    index = unit.groups[0].names.index("word")
+    try:
+        SharedParameter("word", pairs[rank % 2], 2, [LocalMember(rank // 2, unit.groups[0], index)])
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_a_group_that_misses_shards_is_refused() -> None:
+    for message in run_ranks(4, incomplete_group):
+        assert "all 10 elements" in message

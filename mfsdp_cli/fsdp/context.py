@@ -197,6 +197,8 @@ class Context:
             self.reshard(unit)
 
     def _use(self, unit: Unit, orientation: Orientation) -> None:
+        if not unit.groups:
+            return  # nothing to gather: the root of a chunk whose layers hold everything
         following = self.order.advance(Use(unit.index, orientation))
         self.ensure_gathered(unit)
         if following is not None:
@@ -300,9 +302,17 @@ class Context:
             for unit in chunk.unfinished():
                 self._finish_unit(unit)
             self._reduce_ready(chunk)
+            self._rest(chunk)
         self._backward_chunks.clear()
         self._in_microbatch = False
         self.is_last_microbatch = False
+
+    def _rest(self, chunk: Chunk) -> None:
+        """Units without trained parameters never see a gradient arrive."""
+        for unit in chunk.units:
+            if unit.phase is Phase.BACKWARD:
+                unit.phase = Phase.RESTING
+                self.reshard(unit)
 
     def abort_microbatch(self) -> None:
         """Leave the scope after an exception, without further communication."""

@@ -109,7 +109,19 @@ class SharedParameter:
                 f"Expected all members of {self.name} with one shape and one optimizer setting, "
                 f"got {sorted(settings)}"
             )
-        return [{member: owned for member, owned, _, _ in rank} for rank in everyone]
+        ranges = [{member: owned for member, owned, _, _ in rank} for rank in everyone]
+        self._check_whole(ranges, mine[0][2].numel())
+        return ranges
+
+    def _check_whole(self, ranges: list[dict[int, Range]], numel: int) -> None:
+        """Every member must be whole within the process group, or sums would miss elements."""
+        for member in range(self.members):
+            found = sum(of_rank[member].numel for of_rank in ranges if member in of_rank)
+            if found != numel:
+                raise ValueError(
+                    f"Expected all {numel} elements of member {member} of {self.name} on the "
+                    f"ranks of its process group, got {found}"
+                )
 
     @property
     def rank(self) -> int:

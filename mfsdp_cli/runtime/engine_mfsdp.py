@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,9 +49,7 @@ _DTYPES = {"fp32": None, "bf16": torch.bfloat16}
 class MfsdpEngine:
     """Fully sharded data parallelism under the plan's pipeline schedule."""
 
-    def __init__(
-        self, plan: Plan, topology: Topology, settings: TrainSettings, data: Data
-    ) -> None:
+    def __init__(self, plan: Plan, topology: Topology, settings: TrainSettings, data: Data) -> None:
         self._plan = plan
         self._topology = topology
         self._settings = settings
@@ -219,7 +216,7 @@ class MfsdpEngine:
 
     def _named(self, whole: Any) -> dict[str, torch.Tensor]:
         return {
-            global_name(chunk, f"{_prefix(unit)}{name}"): tensor.float().cpu()
+            _weight_name(chunk, unit, name): tensor.float().cpu()
             for chunk, sharded in zip(self.chunks, self.context.chunks, strict=True)
             for unit in sharded.units
             for name, tensor in whole(unit)
@@ -259,29 +256,22 @@ def unit_modules(chunk: Chunk) -> list[tuple[nn.Module, str]]:
     The embedding is a unit of its own only where it is called once and its weight belongs to no
     other module of the chunk (a tied head on the same chunk keeps it in the root).
     """
+    model: Any = chunk.module
     modules: list[tuple[nn.Module, str]] = []
     tied = not chunk.spec.untie_embeddings_and_output_weights
     stage = chunk.stage
     if stage.embedding and not (tied and stage.loss) and not stage.mtp:
-        modules.append((chunk.module.embedding, EMBEDDING))
-    layers = chunk.module.decoder.layers
+        modules.append((model.embedding, EMBEDDING))
     modules += [
         (module, f"decoder.layers.{layer}")
-        for module, layer in zip(layers, stage.layers, strict=True)
+        for module, layer in zip(model.decoder.layers, stage.layers, strict=True)
     ]
-    return [*modules, (chunk.module, ROOT)]
+    return [*modules, (model, ROOT)]
 
 
-_LAYER_UNIT = re.compile(r"decoder\.layers\.\d+")
-
-
-def _prefix(unit: Unit) -> str:
-    """What stands before a parameter's name in its chunk: layers count from 0 there."""
-    if unit.name == ROOT:
-        return ""
-    if unit.name == EMBEDDING:
-        return f"{EMBEDDING}."
-    return f"{unit.name}."
+def _weight_name(chunk: Chunk, unit: Unit, name: str) -> str:
+    """The global name of a parameter, by its name in the unit's module."""
+    return global_name(chunk, name) if unit.name == ROOT else f"{unit.name}.{name}"
 
 
 def planned_uses(actions: list[Action], sharded: dict[int, Sharded]) -> list[Use]:
@@ -290,11 +280,11 @@ def planned_uses(actions: list[Action], sharded: dict[int, Sharded]) -> list[Use
     for action in actions:
         if action.kind is Kind.FORWARD and action.stage is not None:
             units = sharded[action.stage].units
-            uses += [Use(unit.index, Orientation.FORWARD) for unit in units]
+            uses += [Use(unit.index, Orientation.FORWARD) for unit in units if unit.groups]
         elif action.kind is Kind.BACKWARD and action.stage is not None:
             root, *others = sharded[action.stage].units
             units = [root, *reversed(others)]
-            uses += [Use(unit.index, Orientation.BACKWARD) for unit in units]
+            uses += [Use(unit.index, Orientation.BACKWARD) for unit in units if unit.groups]
     return uses
 
 

@@ -10,6 +10,7 @@ as any other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -34,7 +35,7 @@ class StageRunner:
 
     def __init__(self, chunk: Chunk, loss_scale: float) -> None:
         self.stage = chunk.stage
-        self.module = chunk.module
+        self.module: Any = chunk.module
         self.losses: list[torch.Tensor] = []
         self._loss_scale = loss_scale
         self._in_flight: dict[int, _InFlight] = {}
@@ -66,7 +67,7 @@ class StageRunner:
         if received is not None:
             self.module.set_input_tensor(received)
         first = self.stage.embedding
-        output = self.module(
+        output: torch.Tensor = self.module(
             batch.tokens if first else None,
             batch.position_ids if first else None,
             None,

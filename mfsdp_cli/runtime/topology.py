@@ -32,7 +32,8 @@ class Topology:
             reduce-scatters do not share a communicator. None where there is but one.
         pp_forward, pp_backward: the pipeline ranks of this data-parallel rank, once for
             activations and once for their gradients. None where there is but one.
-        shared: a communicator for each set of pipeline ranks that share a parameter.
+        shared: for each set of pipeline ranks that share a parameter, a communicator over all
+            their data-parallel ranks: shards of the copies need not align.
     """
 
     rank: int
@@ -57,6 +58,11 @@ class Topology:
     def shared_group(self, pp_ranks: Sequence[int]) -> dist.ProcessGroup:
         """The communicator over these pipeline ranks; raises ``KeyError`` for a stranger."""
         return self.shared[tuple(pp_ranks)]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            dist.barrier()
 
     def close(self) -> None:
         """Take down Megatron's and torch's process groups."""
@@ -107,9 +113,7 @@ def connect(
     pipelines = [[stage * dp + replica for stage in range(pp)] for replica in range(dp)]
     replicas = [list(range(stage * dp, (stage + 1) * dp)) for stage in range(pp)]
     shared = {
-        tuple(members): _own_group(
-            [[pipeline[member] for member in members] for pipeline in pipelines], timeout
-        )
+        tuple(members): _own_group([[rank for m in members for rank in replicas[m]]], timeout)
         for members in shared_pp_ranks
     }
     return Topology(
@@ -165,6 +169,6 @@ def _initialize_megatron(pp: int, vpp: int, timeout: timedelta) -> None:
     )
 
 
-def environment_rank() -> int:
-    """This process's rank by its environment; 0 where it says nothing."""
-    return int(os.environ.get("RANK", "0"))
+def local_rank() -> int:
+    """This process's number on its host, by its environment; 0 where it says nothing."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
