@@ -79,3 +79,8 @@ class MfsdpError(Exception):
         super().__init__(f"[{code}] {message}")
         self.finding = Finding(code, Severity.ERROR, message, hint, where)
         self.exit_code = exit_code
+
+    @classmethod
+    def of(cls, finding: Finding) -> MfsdpError:
+        """The error that a collected finding becomes where work cannot go on."""
+        return cls(finding.code, finding.message, hint=finding.hint, where=finding.where)

@@ -39,6 +39,8 @@ __all__ = [
     "StageCounts",
     "TensorSpec",
     "count_parameters",
+    "embedding_tensors",
+    "head_tensors",
     "layer_roles",
     "model_tensors",
     "mtp_roles",

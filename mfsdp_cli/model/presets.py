@@ -60,13 +60,13 @@ def _deepseek_v3_proxy() -> ModelSpec:
         _deepseek_v3(),
         name="deepseek-v3-proxy",
         num_layers=16,
-        hidden_size=2048,
-        ffn_hidden_size=6144,
+        hidden_size=1024,
+        ffn_hidden_size=4096,
         num_attention_heads=16,
         num_query_groups=16,
         max_position_embeddings=4096,
-        latent_attention=LatentAttention(768, 512, 128, 64, 128),
-        moe=_deepseek_experts(64, 8, 1024, dense=1, layers=16),
+        latent_attention=LatentAttention(512, 256, 128, 64, 128),
+        moe=_deepseek_experts(64, 8, 512, dense=1, layers=16),
         mtp_num_layers=0,
     )
 
