@@ -1,6 +1,7 @@
 """Where tokens come from: text files as bytes, the standard library's source, Megatron's pairs.
 
 A corpus is one stream of tokens. How it is cut into batches is :mod:`mfsdp_cli.runtime.data`.
+Knows no torch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ STANDARD_LIBRARY = "the Python standard library's source"
 TOKENIZERS = ("bytes",)
 _TEXT_LIMIT = 16 * 2**20
 _NOT_SOURCE = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_INDEX_MAGIC = b"MMIDIDX\x00\x00"
+_INDEX_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+EVALUATION_SHARE = 10
+_CHECKED_AT_ONCE = 64 * 2**20
 _HASHED_WHOLE = 256 * 2**20
 _PIECE = 2**20
 _PIECES = 64
@@ -59,6 +64,42 @@ class Corpus:
 
     def _starts(self) -> range:
         return range(0, self.tokens.size, 2**24)
+
+    @property
+    def training(self) -> Tokens:
+        """The tokens that are trained on."""
+        return self.tokens[: self.tokens.size - self.tokens.size // EVALUATION_SHARE]
+
+    @property
+    def evaluation(self) -> Tokens:
+        """The last tenth, for evaluation only."""
+        return self.tokens[self.tokens.size - self.tokens.size // EVALUATION_SHARE :]
+
+    def check(self, *, vocab_size: int, seq_length: int) -> None:
+        """Raise MF505 where it is too short for one sequence in each part, MF506 for a token
+        beyond the vocabulary (a very large corpus is checked batch by batch instead)."""
+        for part, name in ((self.training, "training"), (self.evaluation, "evaluation")):
+            if part.size < seq_length + 1:
+                raise MfsdpError(
+                    "MF505",
+                    f"{self.tokens.size} tokens are too few: {part.size} are for {name} and one"
+                    f" sequence of --seq-length {seq_length} needs {seq_length + 1}",
+                    where=f"--data {self.source}",
+                    hint=f"give at least {(seq_length + 1) * EVALUATION_SHARE} tokens, or plan"
+                    " with a smaller --seq-length",
+                )
+        if self.tokens.size <= _CHECKED_AT_ONCE:
+            self.check_token(self.largest_token(), vocab_size)
+
+    def check_token(self, token: int, vocab_size: int) -> None:
+        """Raise MF506 where a token is outside the vocabulary."""
+        if not 0 <= token < vocab_size:
+            raise MfsdpError(
+                "MF506",
+                f"token id {token} is outside the model's vocabulary of {vocab_size}",
+                where=f"--data {self.source}",
+                hint="train on data made with the model's own tokenizer",
+            )
 
 
 def load_corpus(paths: Sequence[str], tokenizer: str = "bytes") -> Corpus:
@@ -151,21 +192,39 @@ def _bytes_of(files: Sequence[Path], limit: int | None) -> Tokens:
 
 
 def _megatron_tokens(prefix: Path) -> Tokens:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
+    """Map the tokens of a Megatron pair: all its documents, one after another."""
     where = f"--data {prefix}"
     try:
-        index = IndexedDataset(str(prefix), mmap=True).index
-        tokens = np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
-        expected = int(index.sequence_lengths.astype(np.int64).sum())
-    except (AssertionError, ValueError, struct.error, OSError, KeyError) as error:
+        dtype, expected = _read_index(Path(f"{prefix}.idx").read_bytes())
+    except (ValueError, struct.error, OSError) as error:
         raise MfsdpError("MF504", f"not a Megatron .idx file: {error}", where=where) from error
-    if tokens.size != expected:
+    size = Path(f"{prefix}.bin").stat().st_size
+    if size != expected * dtype.itemsize:
         raise MfsdpError(
             "MF504",
-            f"the .idx file speaks of {expected} tokens and the .bin file holds {tokens.size}",
+            f"the .idx file speaks of {expected} tokens of {dtype.itemsize} bytes and the .bin"
+            f" file holds {size} bytes",
             where=where,
         )
-    if not np.issubdtype(tokens.dtype, np.integer):
-        raise MfsdpError("MF504", f"tokens of type {tokens.dtype}, not integers", where=where)
-    return tokens
+    if expected == 0:
+        return np.zeros(0, dtype)
+    return np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")
+
+
+def _read_index(raw: bytes) -> tuple[np.dtype[Any], int]:
+    """Token dtype and number of tokens of an index.
+
+    Megatron-Core's format (``megatron.core.datasets.indexed_dataset``): 9 bytes of magic, version
+    (u64), dtype code (u8), sequences (u64), documents (u64), then lengths (i32 a sequence).
+    """
+    if raw[:9] != _INDEX_MAGIC:
+        raise ValueError(f"it begins with {raw[:9]!r}, not {_INDEX_MAGIC!r}")
+    version, code, sequences, _documents = struct.unpack_from("<QBQQ", raw, 9)
+    if version != 1:
+        raise ValueError(f"version {version}, not 1")
+    if code not in _INDEX_DTYPES:
+        raise ValueError(f"token type {code} is not an integer type ({sorted(_INDEX_DTYPES)})")
+    if 34 + 4 * sequences > len(raw):
+        raise ValueError(f"{len(raw)} bytes are too few for {sequences} sequences")
+    lengths = np.frombuffer(raw, np.int32, count=sequences, offset=34)
+    return np.dtype(_INDEX_DTYPES[code]), int(lengths.sum(dtype=np.int64))

@@ -20,11 +20,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.runtime.corpus import Corpus, Tokens
-
-EVALUATION_SHARE = 10
-_CHECKED_AT_ONCE = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -66,10 +62,9 @@ class Data:
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = global_batch_size
         self.seed = seed
-        cut = corpus.tokens.size - corpus.tokens.size // EVALUATION_SHARE
-        self._training = corpus.tokens[:cut]
-        self._evaluation = corpus.tokens[cut:]
-        self._check()
+        corpus.check(vocab_size=vocab_size, seq_length=seq_length)
+        self._training = corpus.training
+        self._evaluation = corpus.evaluation
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     @property
@@ -110,33 +105,8 @@ class Data:
     def _batch(self, part: Tokens, starts: list[int]) -> Batch:
         rows = np.stack([part[start : start + self.seq_length + 1] for start in starts])
         rows = rows.astype(np.int64)
-        if int(rows.max()) >= self.vocab_size or int(rows.min()) < 0:
-            self._refuse_token(int(rows.max()) if rows.min() >= 0 else int(rows.min()))
+        for token in (int(rows.min()), int(rows.max())):
+            self.corpus.check_token(token, self.vocab_size)
         sequences = torch.from_numpy(rows)
         positions = torch.arange(self.seq_length).expand(len(starts), -1)
         return Batch(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous(), positions)
-
-    def _check(self) -> None:
-        for part, name in ((self._training, "training"), (self._evaluation, "evaluation")):
-            if self._windows(part) < 1:
-                raise MfsdpError(
-                    "MF505",
-                    f"{self.corpus.tokens.size} tokens are too few: {part.size} are for {name}"
-                    f" and one sequence of --seq-length {self.seq_length} needs"
-                    f" {self.seq_length + 1}",
-                    where=f"--data {self.corpus.source}",
-                    hint=f"give at least {(self.seq_length + 1) * EVALUATION_SHARE} tokens, or"
-                    " plan with a smaller --seq-length",
-                )
-        if self.corpus.tokens.size <= _CHECKED_AT_ONCE:
-            largest = self.corpus.largest_token()
-            if largest >= self.vocab_size:
-                self._refuse_token(largest)
-
-    def _refuse_token(self, token: int) -> None:
-        raise MfsdpError(
-            "MF506",
-            f"token id {token} is outside the model's vocabulary of {self.vocab_size}",
-            where=f"--data {self.corpus.source}",
-            hint="train on data made with the model's own tokenizer",
-        )

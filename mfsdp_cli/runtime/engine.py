@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.runtime.engine_names import ENGINES
 
 if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
     from mfsdp_cli.runtime.data import Data
     from mfsdp_cli.runtime.settings import TrainSettings
     from mfsdp_cli.runtime.topology import Topology
-
-ENGINES = ("mfsdp", "distopt", "single")
 
 
 @dataclass(frozen=True)
@@ -73,5 +72,5 @@ def make_engine(
 
         return MfsdpEngine(plan, topology, settings, data)
     raise MfsdpError(
-        "MF901", f"unknown engine {name!r}", where="--engine", hint=f"one of {', '.join(ENGINES)}"
+        "MF902", f"unknown engine {name!r}", where="--engine", hint=f"one of {', '.join(ENGINES)}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.model.spec import ModelSpec
+from mfsdp_cli.parallel import Parallel
 
 _NORMS = ("RMSNorm", "LayerNorm")
 _POSITIONS = ("rope", "learned_absolute", "none")
@@ -39,4 +40,20 @@ def refuse_unbuildable(spec: ModelSpec) -> None:
             f"{spec.name} cannot be trained here: {'; '.join(reasons)} cannot be built",
             where=f"model {spec.name}",
             hint=hint,
+        )
+
+
+def refuse_unrunnable(parallel: Parallel, engine: str) -> None:
+    """Raise MF502 for sizes that no engine runs here."""
+    sizes = {
+        "--tensor-model-parallel-size": parallel.tensor_model_parallel_size,
+        "--context-parallel-size": parallel.context_parallel_size,
+        "--expert-model-parallel-size": parallel.expert_model_parallel_size,
+    }
+    above = [f"{flag} {size}" for flag, size in sizes.items() if size > 1]
+    if above:
+        raise MfsdpError(
+            "MF502",
+            f"engine {engine} runs with these sizes at 1 only: {', '.join(above)}",
+            hint="plan again without them",
         )

@@ -1,0 +1,5 @@
+"""The engines' names. Knows no torch."""
+
+from __future__ import annotations
+
+ENGINES = ("mfsdp", "distopt", "single")

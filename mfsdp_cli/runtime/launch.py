@@ -1,0 +1,237 @@
+"""Start the ranks of a run with torch's elastic launcher, or join one that was started already.
+
+Started plainly, this process becomes the launcher: it starts one worker a rank
+(:mod:`mfsdp_cli.runtime.worker`), waits, and says how it ended. Under ``torchrun`` or ``srun``
+the environment says which rank this is, and the process itself is the worker.
+
+Imports torch when it launches, not before.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mfsdp_cli.errors import ExitCode, MfsdpError
+from mfsdp_cli.runtime import job as job_
+from mfsdp_cli.runtime.job import Job
+from mfsdp_cli.runtime.record import finish, last_values
+from mfsdp_cli.runtime.report import Report, read_reports
+
+COMPLETED = "completed"
+FAILED = "failed"
+INTERRUPTED = "interrupted"
+_SHUTDOWN_S = "5"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the ranks run.
+
+    Args:
+        nnodes: number of hosts.
+        node_rank: this host's number.
+        rdzv_endpoint: ``host:port`` where hosts meet; needed with more than one.
+    """
+
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv_endpoint: str = ""
+
+    def check(self, world_size: int) -> None:
+        """Raise MF508 for hosts that cannot hold the ranks evenly or cannot meet."""
+        where = f"--nnodes {self.nnodes} --node-rank {self.node_rank}"
+        if self.nnodes < 1 or not 0 <= self.node_rank < self.nnodes:
+            raise MfsdpError(
+                "MF508", f"host {self.node_rank} of {self.nnodes} does not exist", where=where
+            )
+        if world_size % self.nnodes:
+            raise MfsdpError(
+                "MF508",
+                f"{world_size} ranks do not divide into {self.nnodes} hosts",
+                where=where,
+            )
+        if self.nnodes > 1 and ":" not in self.rdzv_endpoint:
+            raise MfsdpError(
+                "MF508",
+                f"{self.nnodes} hosts need a place to meet",
+                where=where,
+                hint="pass --rdzv-endpoint HOST:PORT, the same on every host",
+            )
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This process among ranks that somebody else started."""
+
+    rank: int
+    world_size: int
+
+
+def joined(environment: Mapping[str, str]) -> Joined | None:
+    """The rank this process was started as by ``torchrun`` or ``srun``; None: started plainly.
+
+    For Slurm, sets what torch's process groups read (``MASTER_ADDR`` must be given or be one
+    that Slurm tells).
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return Joined(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+    if "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+        return Joined(int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"]))
+    return None
+
+
+def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables torch reads, from those that Slurm sets."""
+    address = environment.get("MASTER_ADDR") or environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    if not address:
+        raise MfsdpError(
+            "MF508",
+            "Slurm does not say where the ranks meet",
+            hint="set MASTER_ADDR to the first host's name",
+        )
+    port = environment.get("MASTER_PORT", str(20000 + int(environment["SLURM_JOB_ID"]) % 20000))
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_NTASKS"],
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launched run ended.
+
+    Args:
+        status: the run folder's last word.
+        failure: the first cause, where a rank failed.
+        others: how many more ranks failed.
+    """
+
+    status: str
+    failure: Report | None = None
+    others: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        if self.status == INTERRUPTED:
+            return ExitCode.INTERRUPTED
+        if self.failure is not None:
+            return self.failure.exit_code
+        return ExitCode.OK if self.status == COMPLETED else ExitCode.PROBLEM
+
+
+def launch(job: Job, world_size: int, hosts: Hosts) -> Outcome:
+    """Start the ranks of this host and wait for their end; the run folder gets its last line.
+
+    The folder is the first host's; another host tells its own ranks' status.
+    """
+    local = world_size // hosts.nnodes
+    with tempfile.TemporaryDirectory(prefix="mfsdp-") as reports:
+        _prepare_environment(job, local, reports, hosts)
+        status, report = _run_agent(local, hosts, Path(reports))
+        failures = read_reports(Path(reports))
+    if report is not None and (not failures or failures[0].consequence):
+        failures.insert(0, report)
+    if status == FAILED and failures:
+        status = finish(
+            job.run_dir, FAILED, reason=f"rank {failures[0].rank}: {failures[0].message}"
+        )
+        return Outcome(FAILED, failures[0], len(failures) - 1)
+    return Outcome(finish(job.run_dir, status))
+
+
+def join(job: Job) -> str:
+    """Be the rank that the environment says, inside this process; returns the status."""
+    from mfsdp_cli.runtime.watch import Watch
+    from mfsdp_cli.runtime.worker import run
+
+    if "RANK" not in os.environ:
+        os.environ.update(slurm_variables(os.environ))
+    return run(job, Watch())
+
+
+def _prepare_environment(job: Job, local: int, reports: str, hosts: Hosts) -> None:
+    """What the workers inherit."""
+    environment = os.environ
+    environment[job_.ENVIRONMENT] = job.to_json()
+    environment[job_.REPORTS] = reports
+    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = _SHUTDOWN_S
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // local)))
+    loopback = _loopback()
+    if hosts.nnodes == 1 and loopback:
+        # A host whose name does not resolve still has this interface.
+        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def _loopback() -> str | None:
+    names = {name for _, name in socket.if_nameindex()}
+    return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def _run_agent(local: int, hosts: Hosts, reports: Path) -> tuple[str, Report | None]:
+    """Run the workers under torch's agent; the status, and a rank that died without a word."""
+    import logging
+
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=hosts.nnodes,
+        max_nodes=hosts.nnodes,
+        nproc_per_node=local,
+        run_id="mfsdp" if hosts.nnodes > 1 else uuid.uuid4().hex,
+        rdzv_backend="static" if hosts.nnodes > 1 else "c10d",
+        rdzv_endpoint=hosts.rdzv_endpoint or "localhost:0",
+        rdzv_configs={"rank": hosts.node_rank, "timeout": 300} if hosts.nnodes > 1 else {},
+        local_addr="localhost" if hosts.nnodes == 1 else None,
+        max_restarts=0,
+    )
+    command = (sys.executable, "-m", "mfsdp_cli.runtime.worker")
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        return FAILED, _silent_death(error.failures, reports)
+    except (SignalException, KeyboardInterrupt):
+        return INTERRUPTED, None
+    return COMPLETED, None  # or what the last line of the run folder says
+
+
+def _silent_death(failures: object, reports: Path) -> Report | None:
+    """A report for a rank that could not write one: it was killed, or left the process."""
+    assert isinstance(failures, dict)
+    written = {report.rank for report in read_reports(reports)}
+    for rank, failure in sorted(failures.items()):
+        if rank in written:
+            continue
+        name = failure.signal_name()
+        how = f"was killed by {name}" if name != "<N/A>" else f"left with code {failure.exitcode}"
+        return Report(rank, "", how, "", failure.timestamp * 10**9)
+    return None
+
+
+def summary(run_dir: Path, status: str) -> str:
+    """One line that says what a run came to."""
+    last = last_values(run_dir)
+    parts = [f"{run_dir}: {status}"]
+    if "train" in last:
+        train = last["train"]
+        parts.append(f"step {train['step']}, loss {_number(train['loss'])}")
+    if "eval" in last:
+        parts.append(f"validation loss {_number(last['eval']['loss'])}")
+    return ", ".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
