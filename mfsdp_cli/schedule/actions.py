@@ -57,6 +57,9 @@ _NAMES = "|".join(sorted((str(kind) for kind in Kind), key=len, reverse=True))
 # Nine digits are more than any schedule needs, and keep numbers within every integer type.
 _ACTION = re.compile(rf"([0-9]{{1,9}})?({_NAMES})([0-9]{{1,9}})?")
 
+# Characters of a text that an error repeats.
+_SHOWN = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -79,10 +82,11 @@ class Action:
 def parse_action(text: str) -> Action:
     """Read one action; blanks around it are allowed. Raises MF301 with what is expected."""
     match = _ACTION.fullmatch(text.strip())
+    shown = repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
     if match is None:
         raise MfsdpError(
             "MF301",
-            f"not a schedule action: {text!r}",
+            f"not a schedule action: {shown}",
             hint="write stage, kind and microbatch, such as 2F0, 2B0, 2UNSHARD or GRAD_NORM",
         )
     kind = Kind(match[2])
@@ -95,5 +99,5 @@ def parse_action(text: str) -> Action:
         wanted = ("a stage" if needs_stage else "no stage") + (
             " and a microbatch" if needs_microbatch else " and no microbatch"
         )
-        raise MfsdpError("MF301", f"not a schedule action: {text!r}: {kind} takes {wanted}")
+        raise MfsdpError("MF301", f"not a schedule action: {shown}: {kind} takes {wanted}")
     return Action(kind, stage, microbatch)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mfsdp_cli.errors import MfsdpError, Severity
 from mfsdp_cli.schedule.actions import Action, Kind
-from mfsdp_cli.schedule.graph import Graph, StageCost
+from mfsdp_cli.schedule.graph import Graph
 from mfsdp_cli.schedule.lowering import (
     add_end_of_step,
     add_reduce_grad,
@@ -58,15 +58,14 @@ class Schedule:
         """Length of each rank's list."""
         return [len(actions) for actions in self.actions]
 
-    def graph(self, costs: Mapping[int, StageCost] | None = None) -> Graph:
-        """Nodes and edges over all ranks; ``costs`` by stage give them bytes and seconds."""
+    def graph(self) -> Graph:
+        """The actions of all ranks as one graph."""
         spec = self.spec
         return Graph(
             self.actions,
             {stage: spec.rank_of(stage) for stage in range(spec.num_stages)},
             tied_pp_ranks=spec.tied_pp_ranks,
             messages=spec.pp > 1,
-            costs=costs,
         )
 
 

@@ -48,7 +48,7 @@ class ScheduleSpec:
     router_bias: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        object.__setattr__(self, "name", canonical_name(self.name))
         for field, least in _LEAST.items():
             _check_integer(field, getattr(self, field), least)
         _check_chunks(self.name, self.vpp)
@@ -113,10 +113,11 @@ def default_name(vpp: int) -> str:
     return "interleaved-1f1b" if vpp > 1 else "1f1b"
 
 
-def check_name(name: str) -> None:
-    """Raise MF302 unless ``name`` is a schedule that can be built."""
+def canonical_name(text: str) -> str:
+    """The schedule that a text names, in any case; MF302 unless it can be built."""
+    name = str(text).strip().lower().replace("_", "-")
     if name in SUPPORTED:
-        return
+        return name
     valid = ", ".join(SUPPORTED)
     if name in PLANNED:
         raise MfsdpError(
@@ -126,8 +127,13 @@ def check_name(name: str) -> None:
             hint="leave --schedule out: the number of virtual stages decides",
         )
     raise MfsdpError(
-        "MF302", f"unknown schedule {name!r}; valid names are {valid}", where="--schedule"
+        "MF302", f"unknown schedule {text!r}; valid names are {valid}", where="--schedule"
     )
+
+
+def check_name(text: str) -> None:
+    """Raise MF302 unless the text names a schedule that can be built."""
+    canonical_name(text)
 
 
 def microbatch_findings(spec: ScheduleSpec, *, origin: str = "") -> list[Finding]:

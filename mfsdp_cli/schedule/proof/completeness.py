@@ -136,7 +136,17 @@ def _gap(
         f"rank {_rank(subject, stage)}, stage {stage}: the {_TITLES[kind]} of microbatch {first} "
         f"({stage}{kind}{first}) is missing{more}; microbatches are 0 to "
         f"{subject.num_microbatches - 1}",
+        where=_beside(subject, stage, first),
     )
+
+
+def _beside(subject: Subject, stage: int, microbatch: int) -> str:
+    """Where the other half of a missing action is."""
+    for kind in _TITLES:
+        node = subject.graph.find(kind, stage, microbatch)
+        if node is not None:
+            return subject.where([node])
+    return ""
 
 
 def _rank(subject: Subject, stage: int) -> str:

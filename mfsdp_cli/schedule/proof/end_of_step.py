@@ -28,7 +28,7 @@ def _order(subject: Subject, rank: int) -> Iterator[Finding]:
     """The first action that comes after one that it must precede."""
     graph = subject.graph
     latest: int | None = None
-    for node in range(graph.first[rank], graph.first[rank + 1]):
+    for node in graph.nodes_of_rank(rank):
         kind = graph.kinds[node]
         if latest is not None and _place(kind) < _place(graph.kinds[latest]):
             yield fault(

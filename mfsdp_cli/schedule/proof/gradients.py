@@ -31,7 +31,7 @@ def _rank_findings(subject: Subject, rank: int, when: str | None) -> Iterator[Fi
     graph = subject.graph
     pending: dict[int, list[int]] = {}
     reduced: set[int] = set()
-    for node in range(graph.first[rank], graph.first[rank + 1]):
+    for node in graph.nodes_of_rank(rank):
         kind, stage = graph.kinds[node], graph.stages[node]
         if kind in _CONTRIBUTES:
             pending.setdefault(stage, []).append(node)

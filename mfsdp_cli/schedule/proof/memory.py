@@ -22,8 +22,7 @@ def _gather_findings(subject: Subject) -> Iterator[Finding]:
 def _rank_findings(subject: Subject, rank: int) -> Iterator[Finding]:
     graph = subject.graph
     gathered: dict[int, int] = {}  # stage -> its UNSHARD
-    end = graph.first[rank + 1]
-    for node in range(graph.first[rank], end):
+    for node in graph.nodes_of_rank(rank):
         kind, stage = graph.kinds[node], graph.stages[node]
         if kind in COMPUTE and stage not in gathered:
             yield _fault(subject, node, f"computes on stage {stage}, which is not gathered")
@@ -57,7 +56,7 @@ def _residency_findings(subject: Subject, budget: int) -> Iterator[Finding]:
     graph = subject.graph
     for rank in range(len(graph.lists)):
         gathered: set[int] = set()
-        for node in range(graph.first[rank], graph.first[rank + 1]):
+        for node in graph.nodes_of_rank(rank):
             if graph.kinds[node] is Kind.RESHARD:
                 gathered.discard(graph.stages[node])
             elif graph.kinds[node] is Kind.UNSHARD:

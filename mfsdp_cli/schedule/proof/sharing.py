@@ -68,7 +68,7 @@ def _sums(subject: Subject) -> Iterator[Finding]:
     graph = subject.graph
     holders = {rank for ranks in graph.tied_pp_ranks for rank in ranks}
     for rank in range(len(graph.lists)):
-        nodes = range(graph.first[rank], graph.first[rank + 1])
+        nodes = graph.nodes_of_rank(rank)
         sums = [node for node in nodes if graph.kinds[node] is Kind.TIED_ALLREDUCE]
         expected = int(rank in holders)
         if len(sums) != expected:
