@@ -10,24 +10,33 @@ Imports torch when it launches, not before.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mfsdp_cli.errors import ExitCode, MfsdpError
+from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
 from mfsdp_cli.runtime import job as job_
 from mfsdp_cli.runtime.job import Job
 from mfsdp_cli.runtime.record import finish, last_values
 from mfsdp_cli.runtime.report import Report, read_reports
 
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
 COMPLETED = "completed"
 FAILED = "failed"
+NAN = "nan"
 INTERRUPTED = "interrupted"
+WORKER = "mfsdp_cli.runtime.worker"
 _SHUTDOWN_S = "5"
+_TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -135,18 +144,36 @@ def launch(job: Job, world_size: int, hosts: Hosts) -> Outcome:
     The folder is the first host's; another host tells its own ranks' status.
     """
     local = world_size // hosts.nnodes
-    with tempfile.TemporaryDirectory(prefix="mfsdp-") as reports:
-        _prepare_environment(job, local, reports, hosts)
-        status, report = _run_agent(local, hosts, Path(reports))
-        failures = read_reports(Path(reports))
-    if report is not None and (not failures or failures[0].consequence):
-        failures.insert(0, report)
+    status, failures = run_workers(WORKER, {job_.ENVIRONMENT: job.to_json()}, local, hosts)
     if status == FAILED and failures:
         status = finish(
             job.run_dir, FAILED, reason=f"rank {failures[0].rank}: {failures[0].message}"
         )
         return Outcome(FAILED, failures[0], len(failures) - 1)
     return Outcome(finish(job.run_dir, status))
+
+
+def run_workers(
+    module: str, environment: Mapping[str, str], local: int, hosts: Hosts
+) -> tuple[str, list[Report]]:
+    """Run ``python -m module`` as every rank of this host, and wait.
+
+    Args:
+        environment: what the workers are told, besides their ranks.
+        local: ranks on this host.
+
+    Returns:
+        ``completed``, ``failed`` or ``interrupted``, and what failed, the first cause first.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="mfsdp-") as reports,
+        _environment({**_for_workers(local, reports, hosts), **environment}),
+    ):
+        status, report = _run_agent(module, local, hosts, Path(reports))
+        failures = read_reports(Path(reports))
+    if report is not None and (not failures or failures[0].consequence):
+        failures.insert(0, report)
+    return status, failures
 
 
 def join(job: Job) -> str:
@@ -159,18 +186,32 @@ def join(job: Job) -> str:
     return run(job, Watch())
 
 
-def _prepare_environment(job: Job, local: int, reports: str, hosts: Hosts) -> None:
-    """What the workers inherit."""
-    environment = os.environ
-    environment[job_.ENVIRONMENT] = job.to_json()
-    environment[job_.REPORTS] = reports
-    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = _SHUTDOWN_S
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // local)))
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that start inside; what was set before comes back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _for_workers(local: int, reports: str, hosts: Hosts) -> dict[str, str]:
+    """What the workers are told by their environment, whatever they do."""
+    values = {job_.REPORTS: reports, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SHUTDOWN_S}
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        values["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // local))
     loopback = _loopback()
-    if hosts.nnodes == 1 and loopback:
+    if hosts.nnodes == 1 and loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
         # A host whose name does not resolve still has this interface.
-        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        values["GLOO_SOCKET_IFNAME"] = loopback
+    return values
 
 
 def _loopback() -> str | None:
@@ -178,15 +219,13 @@ def _loopback() -> str | None:
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
-def _run_agent(local: int, hosts: Hosts, reports: Path) -> tuple[str, Report | None]:
+def _run_agent(module: str, local: int, hosts: Hosts, reports: Path) -> tuple[str, Report | None]:
     """Run the workers under torch's agent; the status, and a rank that died without a word."""
-    import logging
-
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _quiet_launcher()
     config = LaunchConfig(
         min_nodes=hosts.nnodes,
         max_nodes=hosts.nnodes,
@@ -198,7 +237,7 @@ def _run_agent(local: int, hosts: Hosts, reports: Path) -> tuple[str, Report | N
         local_addr="localhost" if hosts.nnodes == 1 else None,
         max_restarts=0,
     )
-    command = (sys.executable, "-m", "mfsdp_cli.runtime.worker")
+    command = (sys.executable, "-m", module)
     try:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
@@ -208,16 +247,28 @@ def _run_agent(local: int, hosts: Hosts, reports: Path) -> tuple[str, Report | N
     return COMPLETED, None  # or what the last line of the run folder says
 
 
-def _silent_death(failures: object, reports: Path) -> Report | None:
-    """A report for a rank that could not write one: it was killed, or left the process."""
-    assert isinstance(failures, dict)
+def _quiet_launcher() -> None:
+    """Torch's launcher logs each death in its own words; ours come from the reports."""
+    import logging
+
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _silent_death(failures: Mapping[int, ProcessFailure], reports: Path) -> Report | None:
+    """A report for a rank that could not write one: it was killed, or left the process.
+
+    Not for ranks that the launcher itself terminated once another had failed.
+    """
     written = {report.rank for report in read_reports(reports)}
     for rank, failure in sorted(failures.items()):
-        if rank in written:
+        if rank in written or failure.exitcode in _TERMINATED:
             continue
-        name = failure.signal_name()
-        how = f"was killed by {name}" if name != "<N/A>" else f"left with code {failure.exitcode}"
-        return Report(rank, "", how, "", failure.timestamp * 10**9)
+        how = f"left with code {failure.exitcode}"
+        if failure.exitcode < 0:
+            how = f"was killed by {failure.signal_name()}"
+        return Report(rank, "", how, "", int(failure.timestamp) * 10**9)
     return None
 
 
@@ -231,6 +282,19 @@ def summary(run_dir: Path, status: str) -> str:
     if "eval" in last:
         parts.append(f"validation loss {_number(last['eval']['loss'])}")
     return ", ".join(parts)
+
+
+def not_finite(run_dir: Path) -> Finding:
+    """What is said last where a run ended because its loss was not finite."""
+    last = last_values(run_dir)
+    step = last["end"].get("step")
+    return Finding(
+        "MF513",
+        Severity.ERROR,
+        f"the loss is not finite at step {step}: the run ended there",
+        hint="a lower --lr, a longer --lr-warmup-steps or a smaller --clip-grad usually helps",
+        where=str(run_dir),
+    )
 
 
 def _number(value: float | None) -> str:

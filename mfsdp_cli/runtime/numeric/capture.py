@@ -1,0 +1,127 @@
+"""One rank of a numeric run: ``python -m mfsdp_cli.runtime.numeric.capture``.
+
+Trains a few steps and saves, a file a rank and step, loss, norm, gradients and weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mfsdp_cli.errors import ExitCode
+from mfsdp_cli.runtime.report import write_report
+from mfsdp_cli.runtime.settings import TrainSettings
+
+ENVIRONMENT = "MFSDP_CAPTURE"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What a rank is told.
+
+    Args:
+        folder: where the files go; ``plan.json`` is in it.
+        full: use the plan's model and sizes instead of the proxy.
+    """
+
+    folder: str
+    engine: str
+    steps: int
+    backend: str
+    full: bool
+    seed: int = 1234
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> Capture:
+        return cls(**json.loads(os.environ[ENVIRONMENT]))
+
+    def file(self, rank: int, step: int) -> Path:
+        return Path(self.folder, f"{self.engine}-{rank}-{step}.pt")
+
+
+def numeric_settings(steps: int, seed: int) -> TrainSettings:
+    """Learning rate 1e-3 from the first step, Adam eps 1e-6 (the contract's)."""
+    return TrainSettings(
+        steps=steps, seed=seed, lr=1e-3, lr_warmup_steps=0, adam_eps=1e-6, keep_gradients=True
+    )
+
+
+def run(capture: Capture) -> None:
+    """Join the ranks, train, save."""
+    import torch
+    import torch.distributed as dist
+
+    from mfsdp_cli.plan import Plan
+    from mfsdp_cli.runtime import topology as topology_
+    from mfsdp_cli.runtime.corpus import Corpus
+    from mfsdp_cli.runtime.data import Data
+    from mfsdp_cli.runtime.engine import make_engine
+    from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
+
+    given = Plan.load(Path(capture.folder, "plan.json"))
+    plan = full_plan(given) if capture.full else proxy_plan(given)
+    alone = capture.engine == "single"
+    parallel = plan.parallel
+    topology = topology_.connect(
+        pp=1 if alone else parallel.pipeline_model_parallel_size,
+        vpp=1 if alone else parallel.virtual_pipeline_model_parallel_size,
+        dp=1 if alone else parallel.data_parallel_size,
+        backend=capture.backend,
+        local_device=topology_.local_rank(),
+        shared_pp_ranks=[] if alone else [group.pp_ranks for group in plan.shared_groups],
+    )
+    needed = (parallel.global_batch_size * capture.steps + 1) * (parallel.seq_length + 1)
+    tokens = np.random.default_rng(capture.seed).integers(
+        0, plan.model.vocab_size, 2 * max(needed, 1000), dtype=np.int64
+    )
+    data = Data(
+        Corpus(tokens, "random tokens"),
+        vocab_size=plan.model.vocab_size,
+        seq_length=parallel.seq_length,
+        micro_batch_size=parallel.micro_batch_size,
+        global_batch_size=parallel.global_batch_size,
+        seed=capture.seed,
+    )
+    settings = numeric_settings(capture.steps, capture.seed)
+    engine = make_engine(capture.engine, plan, topology, settings, data)
+    for step in range(1, capture.steps + 1):
+        result = engine.train_step(step)
+        weights, gradients = engine.named_weights(), engine.named_gradients()
+        if topology.dp_rank == 0:
+            torch.save(
+                {
+                    "loss": result.loss,
+                    "grad_norm": result.grad_norm,
+                    "gradients": gradients,
+                    "weights": weights,
+                },
+                capture.file(topology.rank, step),
+            )
+    engine.close()
+    dist.barrier()
+
+
+def main() -> int:
+    """Run the capture that the environment describes; returns the exit code."""
+    try:
+        run(Capture.from_environment())
+    except BaseException as error:
+        write_report(int(os.environ.get("RANK", "0")), error)
+        return ExitCode.PROBLEM
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without destructors: threads of process groups may otherwise wait for peers that are gone.
+    os._exit(code)

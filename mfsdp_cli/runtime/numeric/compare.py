@@ -1,0 +1,211 @@
+"""Compare the captured numbers of two engines, step by step, and name what diverged first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Relative differences that pass.
+
+    Args:
+        first: loss and norm of the first step, where both start from equal weights.
+        gradient: every gradient tensor of the first step.
+        later: loss, norm, gradients and weights of all steps; rounding grows with steps.
+    """
+
+    first: float = 1e-6
+    gradient: float = 1e-5
+    later: float = 1e-5
+
+    @classmethod
+    def at(cls, tolerance: float | None) -> Tolerances:
+        """Tolerances from one number: it bounds all steps, the first a tenth of it."""
+        if tolerance is None:
+            return cls()
+        return cls(first=tolerance / 10, gradient=tolerance, later=tolerance)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an engine did in one step.
+
+    Args:
+        gradients: whole tensors by global name, after reduction, before clipping.
+        weights: whole tensors by global name, after the update.
+        differing_copies: names of shared parameters whose copies are not bit-equal.
+    """
+
+    loss: float
+    grad_norm: float
+    gradients: Tensors
+    weights: Tensors
+    differing_copies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two engines first differ by more than the tolerance."""
+
+    step: int
+    phase: str
+    name: str
+    difference: float
+    tolerance: float
+    ratio: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "phase": self.phase, "name": self.name, "ratio": self.ratio}
+
+
+@dataclass
+class Comparison:
+    """All differences of a run against the reference."""
+
+    steps: int = 0
+    max_loss_rel: float = 0.0
+    max_grad_rel: float = 0.0
+    max_norm_rel: float = 0.0
+    max_weight_rel: float = 0.0
+    grad_norm: float = 0.0
+    reference_grad_norm: float = 0.0
+    copies_bit_equal: bool = True
+    first_divergence: Divergence | None = None
+    _tolerances: Tolerances = field(default_factory=Tolerances)
+
+    def to_json(self) -> dict[str, Any]:
+        first = self.first_divergence
+        return {
+            "steps": self.steps,
+            "max_loss_rel": _finite(self.max_loss_rel),
+            "max_grad_rel": _finite(self.max_grad_rel),
+            "max_norm_rel": _finite(self.max_norm_rel),
+            "max_weight_rel": _finite(self.max_weight_rel),
+            "grad_norm": _finite(self.grad_norm),
+            "reference_grad_norm": _finite(self.reference_grad_norm),
+            "copies_bit_equal": self.copies_bit_equal,
+            "first_divergence": None if first is None else first.to_json(),
+        }
+
+
+def compare(mine: list[Step], reference: list[Step], tolerances: Tolerances) -> Comparison:
+    """Compare step by step; norms reported are those of the first step."""
+    result = Comparison(
+        steps=min(len(mine), len(reference)),
+        grad_norm=mine[0].grad_norm,
+        reference_grad_norm=reference[0].grad_norm,
+        _tolerances=tolerances,
+    )
+    for number, (ours, theirs) in enumerate(zip(mine, reference, strict=True), start=1):
+        _compare_step(result, number, ours, theirs)
+    return result
+
+
+def _compare_step(result: Comparison, number: int, ours: Step, theirs: Step) -> None:
+    tolerances = result._tolerances
+    scalar = tolerances.first if number == 1 else tolerances.later
+    loss = _relative(ours.loss, theirs.loss)
+    result.max_loss_rel = _worst(result.max_loss_rel, loss)
+    _note(result, number, "forward", "loss", loss, scalar, _ratio(ours.loss, theirs.loss))
+    gradient_tolerance = tolerances.gradient if number == 1 else tolerances.later
+    floor = 1e-6 * theirs.grad_norm  # a gradient that is truly zero is rounding alone
+    result.max_grad_rel = _compare_tensors(
+        result, number, "gradient", ours.gradients, theirs.gradients, gradient_tolerance, floor
+    )
+    norm = _relative(ours.grad_norm, theirs.grad_norm)
+    result.max_norm_rel = _worst(result.max_norm_rel, norm)
+    ratio = _ratio(ours.grad_norm, theirs.grad_norm)
+    _note(result, number, "norm", "grad_norm", norm, scalar, ratio)
+    result.max_weight_rel = _compare_tensors(
+        result, number, "update", ours.weights, theirs.weights, tolerances.later, 0.0
+    )
+    if ours.differing_copies:
+        result.copies_bit_equal = False
+        _note(result, number, "copies", ours.differing_copies[0], float("inf"), 0.0, None)
+
+
+def _compare_tensors(
+    result: Comparison,
+    number: int,
+    phase: str,
+    ours: Tensors,
+    theirs: Tensors,
+    tolerance: float,
+    floor: float,
+) -> float:
+    """Note the worst tensor of a kind; returns the largest difference so far."""
+    worst = (0.0, "")
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name not in ours or name not in theirs:
+            difference = float("inf")
+        else:
+            difference = tensor_difference(ours[name], theirs[name], floor)
+        if not difference <= worst[0]:  # NaN is worse than anything
+            worst = (difference, name)
+    largest = result.max_grad_rel if phase == "gradient" else result.max_weight_rel
+    difference, name = worst
+    if name:
+        ratio = constant_ratio(ours.get(name), theirs.get(name))
+        _note(result, number, phase, name, difference, tolerance, ratio)
+    return _worst(largest, difference)
+
+
+def tensor_difference(a: torch.Tensor, b: torch.Tensor, floor: float = 0.0) -> float:
+    """``‖a - b‖ / max(‖b‖, floor)``; infinite where shapes differ."""
+    if a.shape != b.shape:
+        return float("inf")
+    scale = max(float(b.double().norm()), floor)
+    difference = float((a.double() - b.double()).norm())
+    if difference == 0.0:
+        return 0.0
+    return difference / scale if scale else float("inf")
+
+
+def constant_ratio(a: torch.Tensor | None, b: torch.Tensor | None) -> float | None:
+    """The factor between two tensors where it is one number, else None."""
+    if a is None or b is None or a.shape != b.shape:
+        return None
+    large = b.abs() > 1e-3 * b.abs().max()
+    if not bool(large.any()):
+        return None
+    ratios = a[large].double() / b[large].double()
+    middle = float(ratios.median())
+    spread = float((ratios - middle).abs().max())
+    return middle if spread <= 1e-3 * abs(middle) else None
+
+
+def _note(
+    result: Comparison,
+    step: int,
+    phase: str,
+    name: str,
+    difference: float,
+    tolerance: float,
+    ratio: float | None,
+) -> None:
+    if result.first_divergence is None and not difference <= tolerance:
+        result.first_divergence = Divergence(step, phase, name, difference, tolerance, ratio)
+
+
+def _relative(a: float, b: float) -> float:
+    if a == b:
+        return 0.0
+    return abs(a - b) / abs(b) if b else float("inf")
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return a / b if b else None
+
+
+def _worst(a: float, b: float) -> float:
+    return a if a >= b or a != a else b
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) != float("inf") and value == value else None

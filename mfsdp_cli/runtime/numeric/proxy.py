@@ -1,0 +1,142 @@
+"""A small model of the same structure as a plan's, with the same stages and schedule.
+
+What makes layouts go wrong stays: which layers are where, which are mixtures of experts, the tie,
+norms, biases, latent attention, the order of the schedule, several data-parallel ranks. What only
+makes it slow goes: widths, vocabulary, sequence, most experts, most data-parallel ranks, rounds
+of microbatches beyond the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.model.spec import LatentAttention, MixtureOfExperts, ModelSpec
+from mfsdp_cli.schedule.build import build_schedule
+
+if TYPE_CHECKING:
+    from mfsdp_cli.plan import Plan
+
+WIDTH = 64
+HEADS = 4
+HEAD_WIDTH = 16
+FFN = 128
+VOCABULARY = 256
+EXPERTS = 8
+SEQUENCE = 32
+#: Processes that a machine without GPUs can be expected to hold.
+MAX_RANKS = 16
+_FEW_RANKS = 8
+
+
+def proxy_model(spec: ModelSpec) -> ModelSpec:
+    """The model with small dimensions; one that is small already stays as it is."""
+    heads = min(spec.num_attention_heads, HEADS)
+    ratio = max(1, spec.num_attention_heads // max(1, spec.num_query_groups))
+    return replace(
+        spec,
+        hidden_size=min(spec.hidden_size, WIDTH),
+        ffn_hidden_size=min(spec.ffn_hidden_size, FFN),
+        num_attention_heads=heads,
+        num_query_groups=max(1, heads // min(ratio, heads)),
+        kv_channels=min(spec.kv_channels, HEAD_WIDTH),
+        vocab_size=min(spec.vocab_size, VOCABULARY),
+        padded_vocab_size=min(spec.padded_vocab_size, VOCABULARY),
+        max_position_embeddings=min(spec.max_position_embeddings, VOCABULARY),
+        latent_attention=_small_latent(spec.latent_attention),
+        moe=_small_moe(spec.moe),
+    )
+
+
+def _small_latent(attention: LatentAttention | None) -> LatentAttention | None:
+    if attention is None:
+        return None
+    lora = attention.q_lora_rank
+    return replace(
+        attention,
+        q_lora_rank=None if lora is None else min(lora, 2 * HEAD_WIDTH),
+        kv_lora_rank=min(attention.kv_lora_rank, 2 * HEAD_WIDTH),
+        qk_head_dim=min(attention.qk_head_dim, HEAD_WIDTH),
+        qk_pos_emb_head_dim=min(attention.qk_pos_emb_head_dim, HEAD_WIDTH // 2),
+        v_head_dim=min(attention.v_head_dim, HEAD_WIDTH),
+    )
+
+
+def _small_moe(moe: MixtureOfExperts | None) -> MixtureOfExperts | None:
+    if moe is None or moe.num_moe_experts <= EXPERTS:
+        return None if moe is None else _narrow(moe)
+    groups = moe.moe_router_num_groups
+    return replace(
+        _narrow(moe),
+        num_moe_experts=EXPERTS,
+        moe_router_topk=min(moe.moe_router_topk, 2),
+        moe_router_num_groups=None if groups is None else 4,
+        moe_router_group_topk=None if groups is None else 2,
+    )
+
+
+def _narrow(moe: MixtureOfExperts) -> MixtureOfExperts:
+    return replace(
+        moe,
+        moe_ffn_hidden_size=min(moe.moe_ffn_hidden_size, FFN // 2),
+        moe_shared_expert_intermediate_size=min(moe.moe_shared_expert_intermediate_size, FFN // 2),
+    )
+
+
+def proxy_plan(plan: Plan) -> Plan:
+    """The plan for the proxy: same layout, fewer data-parallel ranks and microbatches.
+
+    Raises:
+        MfsdpError: MF521 where the pipeline alone has more ranks than one machine can hold.
+    """
+    parallel = plan.parallel
+    pp = parallel.pipeline_model_parallel_size
+    if pp > MAX_RANKS:
+        raise MfsdpError(
+            "MF521",
+            f"numeric validation would start {pp} processes here; at most {MAX_RANKS} are",
+            where="--numeric",
+            hint=f"validate a plan of the same kind with --pp {MAX_RANKS} or less",
+        )
+    dp = 1 if pp * 2 > _FEW_RANKS else min(2, parallel.data_parallel_size)
+    microbatches = _few_microbatches(
+        parallel.num_microbatches, parallel.microbatch_group_size_per_virtual_pipeline_stage, pp
+    )
+    sizes = replace(
+        parallel,
+        world_size=pp * dp,
+        data_parallel_size=dp,
+        expert_model_parallel_size=1,
+        micro_batch_size=1,
+        num_microbatches=microbatches,
+        global_batch_size=microbatches * dp,
+        seq_length=min(parallel.seq_length, SEQUENCE),
+    )
+    return with_microbatches(replace(plan, model=proxy_model(plan.model), parallel=sizes))
+
+
+def full_plan(plan: Plan) -> Plan:
+    """The plan's model and sizes as they are; refused where this machine cannot hold the ranks."""
+    ranks = plan.parallel.world_size
+    if ranks > MAX_RANKS:
+        raise MfsdpError(
+            "MF521",
+            f"numeric validation in full would start {ranks} processes here; at most {MAX_RANKS}",
+            where="--full",
+            hint="leave --full out to validate a proxy of the same structure",
+        )
+    return plan
+
+
+def with_microbatches(plan: Plan) -> Plan:
+    """The plan with its schedule rebuilt for its number of microbatches."""
+    spec = replace(plan.schedule.spec, num_microbatches=plan.parallel.num_microbatches)
+    return replace(plan, schedule=build_schedule(spec))
+
+
+def _few_microbatches(count: int, group: int, pp: int) -> int:
+    """At most two rounds, with the same remainder as the plan's."""
+    round_ = max(group, pp)
+    rounds, remainder = divmod(count, round_)
+    return min(rounds, 2) * round_ + remainder if rounds else count
