@@ -16,12 +16,14 @@ class Trace:
         self.enabled = enabled
         self.records: list[dict[str, Any]] = []
         self._step = 0
+        self._open = False
 
     def begin_step(self, step: int) -> None:
         self._step = step
 
     def begin(self, action: Action) -> None:
         if self.enabled:
+            self._open = True
             self.records.append(
                 {
                     "step": self._step,
@@ -34,10 +36,11 @@ class Trace:
     def end(self) -> None:
         if self.enabled:
             self.records[-1]["end_s"] = time.perf_counter()
+            self._open = False
 
     def event(self, event: Event) -> None:
-        """A gather or reduction that the engine issued during the current action."""
-        if self.enabled and self.records:
+        """A gather or reduction that the engine issued; evaluation is not inside an action."""
+        if self._open:
             self.records[-1]["events"].append(
                 {"operation": event.operation, "unit": event.unit, "bytes": event.bytes}
             )
