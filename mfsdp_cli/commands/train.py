@@ -156,14 +156,22 @@ def _run(request: TrainRequest) -> int:
     if mine is not None:
         status = launch.join(ready.create(mine))
         if mine.rank == 0:
-            output.log(launch.summary(ready.job.run_dir, status))
+            _show_end(ready.job.run_dir, status)
         return ExitCode.OK if status == launch.COMPLETED else ExitCode.PROBLEM
     outcome = launch.launch(ready.create(), ready.world_size, request.hosts)
     if outcome.failure is not None:
         _show_failure(outcome.failure, outcome.others)
     if request.hosts.node_rank == 0:
-        output.log(launch.summary(ready.job.run_dir, outcome.status))
+        _show_end(ready.job.run_dir, outcome.status)
     return outcome.exit_code
+
+
+def _show_end(run_dir: Path, status: str) -> None:
+    from mfsdp_cli.runtime import launch
+
+    output.log(launch.summary(run_dir, status))
+    if status == launch.NAN:
+        output.finding(launch.not_finite(run_dir))
 
 
 def _show_failure(failure: Report, others: int) -> None:

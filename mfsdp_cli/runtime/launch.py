@@ -145,12 +145,11 @@ def launch(job: Job, world_size: int, hosts: Hosts) -> Outcome:
     """
     local = world_size // hosts.nnodes
     status, failures = run_workers(WORKER, {job_.ENVIRONMENT: job.to_json()}, local, hosts)
-    if status == FAILED and failures:
-        status = finish(
-            job.run_dir, FAILED, reason=f"rank {failures[0].rank}: {failures[0].message}"
-        )
-        return Outcome(FAILED, failures[0], len(failures) - 1)
-    return Outcome(finish(job.run_dir, status))
+    first = failures[0] if status == FAILED and failures else None
+    if hosts.node_rank == 0:
+        reason = {} if first is None else {"reason": f"rank {first.rank}: {first.message}"}
+        status = finish(job.run_dir, status, **reason)
+    return Outcome(status, first, max(0, len(failures) - 1))
 
 
 def run_workers(

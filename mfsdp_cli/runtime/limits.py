@@ -26,6 +26,10 @@ def unbuildable(spec: ModelSpec) -> list[str]:
         reasons.append("latent attention without rotary positions")
     if spec.moe is not None and spec.add_bias_linear:
         reasons.append("linear biases in a mixture of experts")
+    if spec.add_attention_output_bias and not spec.add_bias_linear:
+        reasons.append("a bias on the attention output alone")
+    if spec.add_mlp_bias and not spec.add_bias_linear:
+        reasons.append("biases on the MLP alone")
     if spec.moe is not None and spec.moe.moe_router_score_function not in _SCORES:
         reasons.append(f"router scores by {spec.moe.moe_router_score_function!r}")
     return reasons

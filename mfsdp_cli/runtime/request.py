@@ -187,8 +187,7 @@ def refuse_faulty(plan: Plan, path: Path) -> None:
 
     The schedule is rebuilt from the plan; its digest must be the one that was written.
     """
-    errors = [finding for finding in plan.findings if finding.severity == Severity.ERROR]
-    if errors:
+    if errors := plan.errors:
         raise MfsdpError(
             "MF509",
             f"the plan has {len(errors)} finding(s) of severity error, first"
@@ -197,7 +196,7 @@ def refuse_faulty(plan: Plan, path: Path) -> None:
             hint=f"see `mfsdp validate {path}`",
             exit_code=ExitCode.PROBLEM,
         )
-    written = plan.document.get("schedule", {}).get("digest")
+    written = plan.document["schedule"]["digest"]
     if written != plan.schedule.digest:
         raise MfsdpError(
             "MF509",

@@ -21,8 +21,7 @@ _POLL_S = 1.0
 class Watch:
     """Armed on construction, in the main thread.
 
-    Args:
-        orphaned: called when the parent process has died.
+    ``last_words`` is called with the signal, or with None where the parent process is gone.
     """
 
     def __init__(self) -> None:
@@ -35,6 +34,10 @@ class Watch:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._run, name="mfsdp-watch", daemon=True).start()
 
+    def orphaned(self) -> bool:
+        """Whether the process that started this one is gone."""
+        return os.getppid() != self._parent
+
     def _run(self) -> None:
         while True:
             ready, _, _ = select.select([self._read], [], [], _POLL_S)
@@ -42,7 +45,7 @@ class Watch:
                 number = signal.Signals(os.read(self._read, 1)[0])
                 if number in SIGNALS:
                     self._leave(number)
-            elif os.getppid() != self._parent:
+            elif self.orphaned():
                 self._leave(None)
 
     def _leave(self, number: signal.Signals | None) -> None:

@@ -50,7 +50,7 @@ def run(job: Job, watch: Watch) -> str:
     try:
         return session.run()
     except BaseException as error:
-        if not launched:
+        if not launched or watch.orphaned():
             session.end(FAILED, reason=f"{type(error).__name__}: {error}")
         raise
 
