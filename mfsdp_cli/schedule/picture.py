@@ -99,7 +99,7 @@ class _Picture:
     def _axis(self) -> Iterator[str]:
         bottom = self.height - BOTTOM + 4
         step = _tick(self.whole)
-        unit = "s" if self.times.measured else "time in forwards of one chunk"
+        unit = "seconds" if self.times.measured else "time in forwards of one chunk"
         for count in range(int(self.whole / step) + 1):
             x = LEFT + count * step * self.scale
             yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" stroke="#ececec"/>'

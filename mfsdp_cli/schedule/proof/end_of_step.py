@@ -1,4 +1,8 @@
-"""Invariant 12: what follows the last backward, in this order, once."""
+"""Invariant 12: what follows the last backward, in this order, once.
+
+The router bias update belongs between the gradient reductions and the norm; the sum over copies is
+invariant 11's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from mfsdp_cli.schedule.lowering import UPDATE
 from mfsdp_cli.schedule.proof.check import Check, Subject, fault, judged
 
 CODE = "MF322"
-_PLACES = {kind: place for place, kind in enumerate(UPDATE)}
+_PLACES = {kind: place for place, kind in enumerate((Kind.ROUTER_BIAS, *UPDATE))}
+_BEFORE = -1
 
 
 def check_end_of_step(subject: Subject) -> Check:
@@ -30,6 +35,8 @@ def _order(subject: Subject, rank: int) -> Iterator[Finding]:
     latest: int | None = None
     for node in graph.nodes_of_rank(rank):
         kind = graph.kinds[node]
+        if kind is Kind.TIED_ALLREDUCE:
+            continue
         if latest is not None and _place(kind) < _place(graph.kinds[latest]):
             yield fault(
                 CODE,
@@ -42,12 +49,15 @@ def _order(subject: Subject, rank: int) -> Iterator[Finding]:
 
 
 def _place(kind: Kind) -> int:
-    """Rank in the order of the step's end; everything before the norm is equal."""
-    return _PLACES.get(kind, -1)
+    """Rank in the order of the step's end; what comes before the norm is equal."""
+    return _PLACES.get(kind, _BEFORE)
 
 
 def _counts(subject: Subject, rank: int) -> Iterator[Finding]:
     kinds = [action.kind for action in subject.graph.lists[rank] if action.kind in END_OF_STEP]
-    for kind in UPDATE:
-        if kinds.count(kind) != 1:
-            yield fault(CODE, f"rank {rank} has {kinds.count(kind)} {kind} in a step, not 1")
+    expected = dict.fromkeys(UPDATE, 1)
+    if subject.schedule is not None:
+        expected[Kind.ROUTER_BIAS] = int(subject.schedule.spec.router_bias)
+    for kind, count in expected.items():
+        if kinds.count(kind) != count:
+            yield fault(CODE, f"rank {rank} has {kinds.count(kind)} {kind} in a step, not {count}")

@@ -1,0 +1,87 @@
+"""The schedule as a whole: golden files, digest, refusals, speed."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.schedule.build import build_schedule, canonical_text
+from tests.helpers.schedules import schedule, spec
+
+GOLDEN = Path(__file__).parent / "golden" / "schedules"
+CASES = {
+    "1f1b-pp1-m2": spec(1, 1, 2),
+    "1f1b-pp2-m4-tied": spec(2, 1, 4, tied_pp_ranks=((0, 1),)),
+    "1f1b-pp4-m2-last": spec(4, 1, 2, gradient_reduction="last"),
+    "interleaved-pp1-vpp2-m2": spec(1, 2, 2, group_size=1),
+    "interleaved-pp2-vpp2-m4-moe": spec(2, 2, 4, resident_chunks=2, router_bias=True),
+    "interleaved-pp2-vpp2-m5-group3": spec(2, 2, 5, group_size=3, resident_chunks=0),
+    "interleaved-pp4-vpp4-m16-resident2": spec(4, 4, 16, resident_chunks=2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name):
+    path = GOLDEN / f"{name}.csv"
+    text = canonical_text(build_schedule(CASES[name]).actions)
+    if os.environ.get("MFSDP_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.glob("*.csv")} == set(CASES)
+
+
+def test_digest_is_of_the_canonical_text():
+    built = schedule(2, 2, 4)
+    text = canonical_text(built.actions)
+    assert built.digest == hashlib.sha256(text.encode()).hexdigest()
+    assert text.count("\n") == 2
+    assert built.actions_per_rank == [line.count(",") + 1 for line in text.splitlines()]
+
+
+def test_equal_specs_give_equal_schedules():
+    assert schedule(4, 2, 8) == schedule(4, 2, 8)
+    assert schedule(4, 2, 8).digest != schedule(4, 2, 8, resident_chunks=2).digest
+
+
+def test_last_backward_of_each_stage():
+    assert schedule(2, 2, 5, group_size=3).last_backward == [4, 4, 4, 4]
+
+
+def test_refuses_what_megatron_refuses():
+    with pytest.raises(MfsdpError, match="MF304.*3 microbatches are too few"):
+        build_schedule(spec(6, 2, 3))
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(6, 2, 3), (4, 2, 5), (3, 2, 1)])
+def test_builds_what_can_run_when_not_strict(pp, vpp, m):
+    built = build_schedule(spec(pp, vpp, m), strict=False)
+    assert len(built.timeline.ends[0]) == 2 * vpp * m
+
+
+def test_says_so_where_ranks_would_wait_for_ever():
+    with pytest.raises(MfsdpError, match="MF304.*never ends") as error:
+        build_schedule(spec(4, 3, 5), strict=False)
+    assert "5 microbatches in groups of 4" in error.value.finding.message
+
+
+def test_runs_with_fewer_microbatches_than_ranks():
+    assert schedule(8, 1, 1).bubble_fraction == 0.875
+    assert schedule(4, 1, 3).bubble_fraction == 0.5
+
+
+def test_pp16_vpp2_m64_is_fast():
+    """Typically 35 ms; the limit leaves room for a busy machine."""
+    best = min(timed(lambda: schedule(16, 2, 64)) for _ in range(3))
+    assert best < 0.2
+
+
+def timed(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
