@@ -66,8 +66,19 @@ def build_chunks(
         for stage in layout.stages_of(pp_rank)
     ]
     for chunk in chunks:
+        _use_dtype(chunk.module, dtype)
         set_initial_weights(chunk, seed)
     return chunks
+
+
+def _use_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    """Bring every parameter to the compute dtype, as Megatron's Float16Module does.
+
+    torch's norms are made in fp32 whatever the configuration says. Buffers (a router's expert
+    bias, rotary frequencies) keep theirs.
+    """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def build_unsplit(

@@ -27,7 +27,7 @@ from mfsdp_cli.fsdp import (
 from mfsdp_cli.fsdp.context import Chunk as Sharded
 from mfsdp_cli.fsdp.unit import Unit
 from mfsdp_cli.runtime import forward
-from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_name
+from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_name, set_initial_weights
 from mfsdp_cli.runtime.engine import StepResult
 from mfsdp_cli.runtime.executor import Batches, Executor, Stages
 from mfsdp_cli.runtime.pipe import Pipe
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 EMBEDDING = "embedding"
 ROOT = "root"
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class MfsdpEngine:
@@ -56,15 +56,17 @@ class MfsdpEngine:
         self._data = data
         self._trace = Trace(settings.trace)
         self._actions = plan.schedule.actions[topology.pp_rank]
+        self._dtype = _DTYPES[settings.precision]
         self.chunks = build_chunks(
             plan.model,
             plan.layout,
             topology.pp_rank,
             seed=settings.seed,
-            dtype=torch.float32,
+            dtype=self._dtype,
             device=topology.device,
         )
-        self.context = _shard(self.chunks, plan, topology, _DTYPES[settings.precision])
+        _make_main_weights(self.chunks, settings.seed)
+        self.context = _shard(self.chunks, plan, topology, self._dtype)
         self.context.on_event = self._trace.event
         self.optimizer = ShardedOptimizer(
             self.context,
@@ -96,7 +98,6 @@ class MfsdpEngine:
         plan, topology = self._plan, self._topology
         parallel = plan.parallel
         shape = (parallel.seq_length, parallel.micro_batch_size, plan.model.hidden_size)
-        dtype = _DTYPES[self._settings.precision] or torch.float32
         pp_rank_of = {stage.stage: stage.pp_rank for stage in plan.layout.stages}
         stages = Stages(
             self._runners,
@@ -108,8 +109,8 @@ class MfsdpEngine:
             self._actions,
             stages,
             self.context,
-            Pipe(topology.pp_forward, shape, dtype, topology.device),
-            Pipe(topology.pp_backward, shape, dtype, topology.device),
+            Pipe(topology.pp_forward, shape, self._dtype, topology.device),
+            Pipe(topology.pp_backward, shape, self._dtype, topology.device),
             resident=plan.settings.resident_chunks > 0,
             end_of_step={
                 Kind.ROUTER_BIAS: self._update_router_bias,
@@ -237,7 +238,7 @@ class MfsdpEngine:
 
 
 def _shard(
-    chunks: list[Chunk], plan: Plan, topology: Topology, compute_dtype: torch.dtype | None
+    chunks: list[Chunk], plan: Plan, topology: Topology, compute_dtype: torch.dtype
 ) -> Context:
     """Wrap every chunk: its embedding where that is a unit, its layers, then the rest."""
     mesh = ShardMesh(topology.dp_gather, topology.dp_reduce)
@@ -248,6 +249,16 @@ def _shard(
             for module, name in unit_modules(chunk):
                 fully_shard(module, mesh, name=name, compute_dtype=compute_dtype)
     return context
+
+
+def _make_main_weights(chunks: list[Chunk], seed: int) -> None:
+    """Give the engine fp32 weights to shard, not ones that were rounded to the compute dtype."""
+    for chunk in chunks:
+        rounded = [p for p in chunk.module.parameters() if p.dtype != torch.float32]
+        for parameter in rounded:
+            parameter.data = parameter.data.float()
+        if rounded:
+            set_initial_weights(chunk, seed)
 
 
 def unit_modules(chunk: Chunk) -> list[tuple[nn.Module, str]]:
