@@ -38,13 +38,13 @@ class Script:
         words: every word that may be an argument, in order, expanded where that was possible.
         arrays: names that the script assigns an array or a string of arguments.
         conditional: whether it has conditions or loops.
-        defaults: ``${NAME:-default}`` whose default was taken.
+        defaults: place in ``words`` -> each ``${NAME:-default}`` whose default was taken there.
     """
 
     words: list[str] = field(default_factory=list)
     arrays: set[str] = field(default_factory=set)
     conditional: bool = False
-    defaults: list[str] = field(default_factory=list)
+    defaults: dict[int, list[str]] = field(default_factory=dict)
 
 
 def read_script(text: str, where: str) -> Script:
@@ -56,9 +56,11 @@ def read_script(text: str, where: str) -> Script:
     tokens = list(_tokens(text, where))
     values, arrays, words = _assignments(tokens)
     script = Script(arrays=arrays, conditional=bool(_CONDITIONS & {t for t in tokens if t}))
-    expander = _Expander(values, script.defaults)
     for word in words:
+        expander = _Expander(values)
         expanded = expander.expand(word)
+        if expander.defaults:
+            script.defaults[len(script.words)] = expander.defaults
         script.words.extend(expanded.split() if _is_argument_text(expanded) else [expanded])
     return script
 
@@ -109,30 +111,33 @@ def _assignments(tokens: list[str]) -> tuple[dict[str, str], set[str], list[str]
 class _Expander:
     """Puts values in the place of names; leaves a word alone where it cannot."""
 
-    def __init__(self, values: dict[str, str], defaults: list[str]) -> None:
+    def __init__(self, values: dict[str, str]) -> None:
         self.values = values
-        self.defaults = defaults
+        self.defaults: list[str] = []
+        self.open: list[str] = []
 
-    def expand(self, word: str, depth: int = 0) -> str:
-        if "$" not in word or depth > _DEPTH:
+    def expand(self, word: str) -> str:
+        if "$" not in word or len(self.open) > _DEPTH:
             return word
-        return _EXPANSION.sub(lambda match: self._value(match, depth + 1), word)
+        return _EXPANSION.sub(self._value, word)
 
-    def _value(self, match: re.Match[str], depth: int) -> str:
+    def _value(self, match: re.Match[str]) -> str:
         if (total := match["sum"]) is not None:
-            return self._sum(match[0], total, depth)
+            return self._sum(match[0], total)
         name = match["name"] or match["braced"]
-        if name in self.values:
-            return self.expand(self.values[name], depth)
+        if name in self.values and name not in self.open:
+            self.open.append(name)
+            value = self.expand(self.values[name])
+            self.open.pop()
+            return value
         if match["default"] is not None:
-            if (note := f"{match[0]} taken as {match['default']}") not in self.defaults:
-                self.defaults.append(note)
-            return self.expand(match["default"], depth)
+            self.defaults.append(f"{match[0]} taken as {match['default']}")
+            return self.expand(match["default"])
         return match[0]
 
-    def _sum(self, written: str, total: str, depth: int) -> str:
+    def _sum(self, written: str, total: str) -> str:
         known = re.sub(r"(?<![\w$])([A-Za-z_]\w*)", r"$\1", total)
-        result = arithmetic(self.expand(known, depth))
+        result = arithmetic(self.expand(known))
         return written if result is None else str(result)
 
 
