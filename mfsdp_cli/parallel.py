@@ -52,7 +52,7 @@ class Settings:
     resident_chunks: int = 1
     gradient_reduction: str = "microbatch"
     precision: str = "fp32"
-    use_distributed_optimizer: bool = True
+    use_distributed_optimizer: bool = False
     calculate_per_token_loss: bool = False
     gradient_accumulation_fusion: bool = False
     fp8_format: str | None = None

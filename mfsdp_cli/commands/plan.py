@@ -1,8 +1,92 @@
-"""``mfsdp plan``."""
+"""``mfsdp plan``: a layout, what it costs, and the file the other commands take."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
 
-def plan() -> None:
-    """Not built yet."""
-    raise NotImplementedError
+import typer
+
+from mfsdp_cli.commands.flags import PlanFlags, takes_plan_flags
+from mfsdp_cli.errors import ExitCode, MfsdpError
+from mfsdp_cli.output import output
+from mfsdp_cli.plan import Plan, json_text
+from mfsdp_cli.planning.build import build_plan
+from mfsdp_cli.planning.request import PlanningFaults
+from mfsdp_cli.runtime.limits import unbuildable
+
+
+def _list_presets(wanted: bool) -> None:
+    if wanted:
+        from mfsdp_cli.commands.plan_view import preset_table
+
+        output.draw(preset_table())
+        raise typer.Exit
+
+
+@takes_plan_flags
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A preset, a Hugging Face config.json or its folder, Megatron arguments (.sh, "
+            ".txt, .args) or Megatron YAML.",
+        ),
+    ],
+    flags: PlanFlags,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the plan to this file.")
+    ] = None,
+    graph: Annotated[
+        Path | None,
+        typer.Option(
+            "--graph",
+            help="Write the schedule graph; by suffix .json, .csv, .trace.json, .graphml or .svg.",
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="How many ranked candidates to show.")
+    ] = 5,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan document.")] = False,
+    list_presets: Annotated[
+        bool,
+        typer.Option(
+            "--list-presets",
+            callback=_list_presets,
+            is_eager=True,
+            help="List the models known by name.",
+        ),
+    ] = False,
+) -> None:
+    """Plan a pipeline-parallel layout: stages, memory, schedule, Megatron's flags."""
+    try:
+        made = build_plan(flags.request(model, top=top), limits=unbuildable)
+    except PlanningFaults as faults:
+        output.findings(faults.findings)
+        raise typer.Exit(faults.exit_code) from faults
+    if out is not None:
+        made.save(out)
+    if graph is not None:
+        _write_graph(made, graph)
+    if json:
+        output.data(json_text(made.document).rstrip("\n"))
+    else:
+        _show(made, out)
+    if made.errors:
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+def _show(made: Plan, out: Path | None) -> None:
+    from mfsdp_cli.commands.plan_view import plan_view
+
+    output.draw(*plan_view(made, out))
+    output.findings(made.findings)
+
+
+def _write_graph(made: Plan, path: Path) -> None:
+    from mfsdp_cli.schedule.export import export_schedule
+
+    if made.built is None:
+        raise MfsdpError.of(made.errors[0])
+    export_schedule(made.schedule, path)
