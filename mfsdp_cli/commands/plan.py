@@ -85,8 +85,8 @@ def _show(made: Plan, out: Path | None) -> None:
 
 
 def _write_graph(made: Plan, path: Path) -> None:
-    from mfsdp_cli.schedule.export import export_schedule
+    from mfsdp_cli.schedule.export import write_graph
 
     if made.built is None:
         raise MfsdpError.of(made.errors[0])
-    export_schedule(made.schedule, path)
+    write_graph(made.schedule, path)

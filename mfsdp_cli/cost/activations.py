@@ -8,8 +8,9 @@ A saved tensor counts once however many operations read it. Widths are elements 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
-from mfsdp_cli.layout.layout import StageLayout
+from mfsdp_cli.layout.layout import Layout, StageLayout
 from mfsdp_cli.model.spec import LatentAttention, MixtureOfExperts, ModelSpec
 
 FP32 = 4
@@ -74,10 +75,13 @@ class Activations:
         gradient = self.tokens * self.spec.padded_vocab_size * FP32 if logits else 0
         return rebuilt + gradient
 
-    def boundary(self, stage: StageLayout) -> int:
-        """Bytes of the tensor a stage passes on: one hidden state, one more for each MTP layer."""
-        sequences = 1 + len(stage.mtp)
-        return 0 if stage.loss else self.tokens * self.spec.hidden_size * self.element * sequences
+    def boundaries(self, layout: Layout) -> list[int]:
+        """Bytes of the tensor each stage passes on, by stage; the last passes nothing on."""
+        sent = [
+            self.tokens * self.spec.hidden_size * self.element * sequences
+            for sequences in sequences_after(layout)
+        ]
+        return [*sent[:-1], 0]
 
     def _layer(self, is_moe: bool) -> Width:
         if self.recompute == "full":
@@ -86,6 +90,15 @@ class Activations:
         if self.recompute == "selective":
             whole += _recomputed_core(self.spec)
         return whole
+
+
+def sequences_after(layout: Layout) -> list[int]:
+    """How many hidden states travel from each stage to the next.
+
+    One, and one more for each MTP layer that was passed: later stages hand them all on to the
+    loss.
+    """
+    return list(accumulate((len(stage.mtp) for stage in layout.stages), initial=1))[1:]
 
 
 def _layer(spec: ModelSpec, is_moe: bool) -> Width:

@@ -8,8 +8,10 @@ from typing import Any
 
 from mfsdp_cli.cost.hardware import DEFAULT_NAME, Hardware, load_hardware
 from mfsdp_cli.errors import Finding, MfsdpError, Severity
+from mfsdp_cli.layout.layout import Layout
 from mfsdp_cli.model.load import LoadedModel, load_model
 from mfsdp_cli.model.spec import ModelSpec
+from mfsdp_cli.parallel import Parallel, Settings
 from mfsdp_cli.plan import Plan
 from mfsdp_cli.planning.assemble import Assembly, assemble
 from mfsdp_cli.planning.costs import Costs
@@ -66,19 +68,9 @@ def build_plan(
         MfsdpError: a model or hardware that cannot be read.
     """
     inputs = read_inputs(request)
-    pp = pipeline_size(inputs.pipeline)
-    candidates: list[dict[str, Any]] = []
-    if pp is None:
-        found = search(
-            inputs.pipeline, inputs.settings, inputs.hardware, _limit(inputs), request.top
-        )
-        candidates = [candidate.to_json() for candidate in found.shown]
-        best = found.best
-        layout_sizes = {**inputs.sizes, **best.sizes}
-        inputs = replace(inputs, sizes=layout_sizes)
-        pp = best.pp
-    parts = _assembled(inputs, pp, target)
-    return _finished(inputs, parts, candidates, limits)
+    decided = decide(inputs)
+    parts = assembled(decided, target)
+    return finished(decided, parts, limits)
 
 
 def read_inputs(request: PlanRequest) -> Inputs:
@@ -100,43 +92,75 @@ def read_inputs(request: PlanRequest) -> Inputs:
     return Inputs(request, loaded, sizes, settings, hardware)
 
 
-def _assembled(inputs: Inputs, pp: int, target: Target) -> Assembly:
+@dataclass(frozen=True)
+class Decided:
+    """Sizes, layout and settings of a request, or what stands against them.
+
+    Args:
+        candidates: what a search compared; empty where sizes were given.
+        faults: contradictions; with any of them the plan is impossible.
+    """
+
+    inputs: Inputs
+    layout: Layout | None
+    parallel: Parallel | None
+    settings: Settings
+    candidates: list[dict[str, Any]]
+    faults: list[Finding]
+
+
+def decide(inputs: Inputs) -> Decided:
+    """Work out sizes, layout and settings; the pipeline is searched where none is said."""
+    candidates: list[dict[str, Any]] = []
+    try:
+        pp = pipeline_size(inputs.pipeline)
+    except MfsdpError as error:  # a layout string that does not parse
+        raise PlanningFaults([error.finding]) from error
+    if pp is None:
+        limit, top = memory_limit(inputs), inputs.request.top
+        found = search(inputs.pipeline, inputs.settings, inputs.hardware, limit, top)
+        candidates = [candidate.to_json() for candidate in found.shown]
+        inputs = replace(inputs, sizes={**inputs.sizes, **found.best.sizes})
+        pp = found.best.pp
     layout, faults = choose_layout(inputs.pipeline, pp)
     chunks = layout.vpp if layout is not None else inputs.pipeline.declared_chunks or 1
     parallel, contradictions = resolve_parallel(inputs.sizes, inputs.spec, pp=pp, vpp=chunks)
     settings, wrong = resolve_settings(inputs.settings, vpp=chunks)
     faults = [*faults, *contradictions, *wrong]
-    if layout is None or parallel is None or faults:
-        raise PlanningFaults(faults)
+    return Decided(inputs, layout, parallel, settings, candidates, faults)
+
+
+def assembled(decided: Decided, target: Target) -> Assembly:
+    """The assembly of what was decided. Raises PlanningFaults where something stands against it."""
+    layout, parallel = decided.layout, decided.parallel
+    if layout is None or parallel is None or decided.faults:
+        raise PlanningFaults(decided.faults)
     try:
-        return assemble(inputs.spec, parallel, layout, settings, target=target)
+        return assemble(decided.inputs.spec, parallel, layout, decided.settings, target=target)
     except MfsdpError as error:
         raise PlanningFaults([error.finding]) from error
 
 
-def _finished(
-    inputs: Inputs,
-    parts: Assembly,
-    candidates: list[dict[str, Any]],
-    limits: Limits | None,
-) -> Plan:
+def finished(decided: Decided, parts: Assembly, limits: Limits | None) -> Plan:
+    """The plan with its costs, its findings and its document."""
+    inputs, request = decided.inputs, decided.inputs.request
     costs = Costs(parts, inputs.hardware)
-    findings = [*inputs.loaded.findings, *parts.findings, *memory_findings(costs, _limit(inputs))]
+    findings = [*inputs.loaded.findings, *parts.findings]
+    findings += memory_findings(costs, memory_limit(inputs))
     if limits is not None:
         findings += _notes(inputs.spec, limits)
     parts = replace(parts, findings=findings)
-    request = inputs.request
     return make_plan(
         parts,
         costs,
         signature=signature(request, parts.parallel, parts.layout, parts.settings),
         megatron_args=megatron_args(parts.model, parts.parallel, parts.layout, parts.settings),
         hardware_assumed=request.hardware is None,
-        candidates=candidates,
+        candidates=decided.candidates,
     )
 
 
-def _limit(inputs: Inputs) -> int | None:
+def memory_limit(inputs: Inputs) -> int | None:
     """Bytes a rank may use; None: memory is reported, never judged."""
     if inputs.request.memory_limit is not None:
         return inputs.request.memory_limit

@@ -70,7 +70,7 @@ class Costs:
     @cached_property
     def stages(self) -> list[StageMemory]:
         """What every stage adds to memory, by stage."""
-        sent = [self.activations.boundary(stage) for stage in self.plan.layout.stages]
+        sent = self.activations.boundaries(self.plan.layout)
         received = [0, *sent[:-1]]
         return [
             self._stage(stage, units, sent[stage.stage], received[stage.stage])

@@ -14,6 +14,8 @@ from mfsdp_cli.rules.table import Rule, Subject, Target, apply_rules
 from mfsdp_cli.rules.training import TRAINING_RULES
 from mfsdp_cli.schedule.spec import ScheduleSpec, microbatch_findings
 
+#: Code and name of the rules on microbatch counts, which the schedule states.
+MICROBATCHES = ("MF304", "microbatch counts")
 RULES: tuple[Rule, ...] = (*SIZE_RULES, *TRAINING_RULES, *PIPELINE_RULES)
 
 
