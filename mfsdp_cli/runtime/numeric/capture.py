@@ -79,9 +79,9 @@ def run(capture: Capture) -> None:
         shared_pp_ranks=[] if alone else [group.pp_ranks for group in plan.shared_groups],
     )
     needed = (parallel.global_batch_size * capture.steps + 1) * (parallel.seq_length + 1)
-    tokens = np.random.default_rng(capture.seed).integers(
-        0, plan.model.vocab_size, 2 * max(needed, 1000), dtype=np.int64
-    )
+    # Skewed, so that there is something to learn and gradients do not vanish.
+    draws = np.random.default_rng(capture.seed).random(2 * max(needed, 1000))
+    tokens = (draws**4 * plan.model.vocab_size).astype(np.int64)
     data = Data(
         Corpus(tokens, "random tokens"),
         vocab_size=plan.model.vocab_size,

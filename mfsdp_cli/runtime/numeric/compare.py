@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,19 +18,22 @@ class Tolerances:
     Args:
         first: loss and norm of the first step, where both start from equal weights.
         gradient: every gradient tensor of the first step.
-        later: loss, norm, gradients and weights of all steps; rounding grows with steps.
+        later: loss, norm and weights of all steps; rounding grows with steps.
+        later_gradient: every gradient tensor of later steps, where weights differ by rounding
+            already and a tensor with a small gradient amplifies it.
     """
 
     first: float = 1e-6
     gradient: float = 1e-5
     later: float = 1e-5
+    later_gradient: float = 1e-3
 
     @classmethod
     def at(cls, tolerance: float | None) -> Tolerances:
         """Tolerances from one number: it bounds all steps, the first a tenth of it."""
         if tolerance is None:
             return cls()
-        return cls(first=tolerance / 10, gradient=tolerance, later=tolerance)
+        return cls(tolerance / 10, tolerance, tolerance, 100 * tolerance)
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,16 @@ class Divergence:
 
 @dataclass
 class Comparison:
-    """All differences of a run against the reference."""
+    """All differences of a run against the reference.
+
+    ``max_grad_rel`` is the first step's, where both start from equal weights; the other maxima
+    and ``max_later_grad_rel`` are over all steps.
+    """
 
     steps: int = 0
     max_loss_rel: float = 0.0
     max_grad_rel: float = 0.0
+    max_later_grad_rel: float = 0.0
     max_norm_rel: float = 0.0
     max_weight_rel: float = 0.0
     grad_norm: float = 0.0
@@ -85,6 +94,7 @@ class Comparison:
             "steps": self.steps,
             "max_loss_rel": _finite(self.max_loss_rel),
             "max_grad_rel": _finite(self.max_grad_rel),
+            "max_later_grad_rel": _finite(self.max_later_grad_rel),
             "max_norm_rel": _finite(self.max_norm_rel),
             "max_weight_rel": _finite(self.max_weight_rel),
             "grad_norm": _finite(self.grad_norm),
@@ -111,23 +121,39 @@ def _compare_step(result: Comparison, number: int, ours: Step, theirs: Step) -> 
     tolerances = result._tolerances
     scalar = tolerances.first if number == 1 else tolerances.later
     loss = _relative(ours.loss, theirs.loss)
-    result.max_loss_rel = _worst(result.max_loss_rel, loss)
+    result.max_loss_rel = max(result.max_loss_rel, loss)
     _note(result, number, "forward", "loss", loss, scalar, _ratio(ours.loss, theirs.loss))
-    gradient_tolerance = tolerances.gradient if number == 1 else tolerances.later
-    floor = 1e-6 * theirs.grad_norm  # a gradient that is truly zero is rounding alone
-    result.max_grad_rel = _compare_tensors(
-        result, number, "gradient", ours.gradients, theirs.gradients, gradient_tolerance, floor
-    )
+    _compare_gradients(result, number, ours, theirs)
     norm = _relative(ours.grad_norm, theirs.grad_norm)
-    result.max_norm_rel = _worst(result.max_norm_rel, norm)
+    result.max_norm_rel = max(result.max_norm_rel, norm)
     ratio = _ratio(ours.grad_norm, theirs.grad_norm)
     _note(result, number, "norm", "grad_norm", norm, scalar, ratio)
-    result.max_weight_rel = _compare_tensors(
-        result, number, "update", ours.weights, theirs.weights, tolerances.later, 0.0
+    weights = _compare_tensors(
+        result, number, "update", ours.weights, theirs.weights, tolerances.later
     )
+    result.max_weight_rel = max(result.max_weight_rel, weights)
     if ours.differing_copies:
         result.copies_bit_equal = False
         _note(result, number, "copies", ours.differing_copies[0], float("inf"), 0.0, None)
+
+
+def _compare_gradients(result: Comparison, number: int, ours: Step, theirs: Step) -> None:
+    tolerances = result._tolerances
+    first = number == 1
+    floor = 1e-6 * theirs.grad_norm  # a gradient that is truly zero is rounding alone
+    worst = _compare_tensors(
+        result,
+        number,
+        "gradient",
+        ours.gradients,
+        theirs.gradients,
+        tolerances.gradient if first else tolerances.later_gradient,
+        floor,
+    )
+    if first:
+        result.max_grad_rel = worst
+    else:
+        result.max_later_grad_rel = max(result.max_later_grad_rel, worst)
 
 
 def _compare_tensors(
@@ -137,34 +163,33 @@ def _compare_tensors(
     ours: Tensors,
     theirs: Tensors,
     tolerance: float,
-    floor: float,
+    floor: float = 0.0,
 ) -> float:
-    """Note the worst tensor of a kind; returns the largest difference so far."""
+    """Note the worst tensor of a kind; returns its difference."""
     worst = (0.0, "")
     for name in sorted(theirs.keys() | ours.keys()):
         if name not in ours or name not in theirs:
             difference = float("inf")
         else:
             difference = tensor_difference(ours[name], theirs[name], floor)
-        if not difference <= worst[0]:  # NaN is worse than anything
+        if difference > worst[0]:
             worst = (difference, name)
-    largest = result.max_grad_rel if phase == "gradient" else result.max_weight_rel
     difference, name = worst
     if name:
         ratio = constant_ratio(ours.get(name), theirs.get(name))
         _note(result, number, phase, name, difference, tolerance, ratio)
-    return _worst(largest, difference)
+    return difference
 
 
 def tensor_difference(a: torch.Tensor, b: torch.Tensor, floor: float = 0.0) -> float:
-    """``‖a - b‖ / max(‖b‖, floor)``; infinite where shapes differ."""
+    """``‖a - b‖ / max(‖b‖, floor)``; infinite where shapes differ or a number is not finite."""
     if a.shape != b.shape:
         return float("inf")
     scale = max(float(b.double().norm()), floor)
     difference = float((a.double() - b.double()).norm())
     if difference == 0.0:
         return 0.0
-    return difference / scale if scale else float("inf")
+    return _not_nan(difference / scale) if scale else float("inf")
 
 
 def constant_ratio(a: torch.Tensor | None, b: torch.Tensor | None) -> float | None:
@@ -189,23 +214,24 @@ def _note(
     tolerance: float,
     ratio: float | None,
 ) -> None:
-    if result.first_divergence is None and not difference <= tolerance:
+    if result.first_divergence is None and difference > tolerance:
         result.first_divergence = Divergence(step, phase, name, difference, tolerance, ratio)
 
 
 def _relative(a: float, b: float) -> float:
     if a == b:
         return 0.0
-    return abs(a - b) / abs(b) if b else float("inf")
+    return _not_nan(abs(a - b) / abs(b)) if b else float("inf")
+
+
+def _not_nan(difference: float) -> float:
+    """NaN is as far away as anything can be; as itself it would compare as nothing."""
+    return float("inf") if math.isnan(difference) else difference
 
 
 def _ratio(a: float, b: float) -> float | None:
     return a / b if b else None
 
 
-def _worst(a: float, b: float) -> float:
-    return a if a >= b or a != a else b
-
-
 def _finite(value: float) -> float | None:
-    return value if abs(value) != float("inf") and value == value else None
+    return value if math.isfinite(value) else None

@@ -132,7 +132,7 @@ def full_plan(plan: Plan) -> Plan:
 def with_microbatches(plan: Plan) -> Plan:
     """The plan with its schedule rebuilt for its number of microbatches."""
     spec = replace(plan.schedule.spec, num_microbatches=plan.parallel.num_microbatches)
-    return replace(plan, schedule=build_schedule(spec))
+    return replace(plan, built=build_schedule(spec))
 
 
 def _few_microbatches(count: int, group: int, pp: int) -> int:

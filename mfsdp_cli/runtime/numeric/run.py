@@ -67,10 +67,14 @@ def run_numeric(
         captured = {}
         for name, count in ranks.items():
             say(f"{name}: {steps} steps on {count} rank{'s' * (count > 1)} ({used.model.name})")
-            capture = Capture(folder, name, steps, backend, full)
-            _run(capture, count)
-            captured[name] = _load(capture, count)
-    return _judge(used, captured[engine], captured["single"], tolerance)
+            captured[name] = capture_steps(Capture(folder, name, steps, backend, full), count)
+    return judge(used, captured[engine], captured["single"], tolerance)
+
+
+def capture_steps(capture: Capture, ranks: int) -> list[Step]:
+    """Train a few steps of one engine, as processes of their own, and read what they did."""
+    _run(capture, ranks)
+    return _load(capture, ranks)
 
 
 def _run(capture: Capture, ranks: int) -> None:
@@ -120,9 +124,10 @@ def _load(capture: Capture, ranks: int) -> list[Step]:
     return steps
 
 
-def _judge(
+def judge(
     plan: Plan, mine: list[Step], reference: list[Step], tolerance: float | None
 ) -> NumericResult:
+    """Compare what a layout did with what the reference did."""
     from mfsdp_cli.runtime.numeric.compare import Tolerances, compare
 
     comparison = compare(mine, reference, Tolerances.at(tolerance))
