@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from mfsdp_cli.plan import Plan
-from mfsdp_cli.runtime.numeric.capture import Capture
 from mfsdp_cli.runtime.numeric.compare import Step
+from mfsdp_cli.runtime.numeric.job import Capture
 from mfsdp_cli.runtime.numeric.run import capture_steps, judge
 from tests.helpers.cli import mfsdp
 

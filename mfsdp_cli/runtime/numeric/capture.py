@@ -5,46 +5,16 @@ Trains a few steps and saves, a file a rank and step, loss, norm, gradients and 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mfsdp_cli.errors import ExitCode
+from mfsdp_cli.runtime.numeric.job import Capture
 from mfsdp_cli.runtime.report import write_report
 from mfsdp_cli.runtime.settings import TrainSettings
-
-ENVIRONMENT = "MFSDP_CAPTURE"
-
-
-@dataclass(frozen=True)
-class Capture:
-    """What a rank is told.
-
-    Args:
-        folder: where the files go; ``plan.json`` is in it.
-        full: use the plan's model and sizes instead of the proxy.
-    """
-
-    folder: str
-    engine: str
-    steps: int
-    backend: str
-    full: bool
-    seed: int = 1234
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_environment(cls) -> Capture:
-        return cls(**json.loads(os.environ[ENVIRONMENT]))
-
-    def file(self, rank: int, step: int) -> Path:
-        return Path(self.folder, f"{self.engine}-{rank}-{step}.pt")
 
 
 def numeric_settings(steps: int, seed: int) -> TrainSettings:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
 from mfsdp_cli.runtime.launch import INTERRUPTED, Hosts, run_workers
 from mfsdp_cli.runtime.limits import refuse_unbuildable
-from mfsdp_cli.runtime.numeric.capture import ENVIRONMENT, Capture
 from mfsdp_cli.runtime.numeric.explain import explain
+from mfsdp_cli.runtime.numeric.job import ENVIRONMENT, Capture
 from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
 
 if TYPE_CHECKING:

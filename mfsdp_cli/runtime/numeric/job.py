@@ -1,0 +1,37 @@
+"""What a rank of a numeric run is told, as JSON. Knows no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ENVIRONMENT = "MFSDP_CAPTURE"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What a rank is told.
+
+    Args:
+        folder: where the files go; ``plan.json`` is in it.
+        full: use the plan's model and sizes instead of the proxy.
+    """
+
+    folder: str
+    engine: str
+    steps: int
+    backend: str
+    full: bool
+    seed: int = 1234
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls) -> Capture:
+        return cls(**json.loads(os.environ[ENVIRONMENT]))
+
+    def file(self, rank: int, step: int) -> Path:
+        return Path(self.folder, f"{self.engine}-{rank}-{step}.pt")
