@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from mfsdp_cli.commands.flags import PlanFlags, takes_plan_flags
-from mfsdp_cli.errors import ExitCode, MfsdpError
+from mfsdp_cli.errors import ExitCode
 from mfsdp_cli.output import output
 from mfsdp_cli.plan import Plan, json_text
 from mfsdp_cli.planning.build import build_plan
 from mfsdp_cli.planning.request import PlanningFaults
+from mfsdp_cli.rules.table import Target
 from mfsdp_cli.runtime.limits import unbuildable
 
 
@@ -35,6 +36,10 @@ def plan(
         ),
     ],
     flags: PlanFlags,
+    target: Annotated[
+        Target,
+        typer.Option(help="Whose rules weigh in full: the engine here, or Megatron's own."),
+    ] = Target.MFSDP,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the plan to this file.")
     ] = None,
@@ -61,18 +66,19 @@ def plan(
 ) -> None:
     """Plan a pipeline-parallel layout: stages, memory, schedule, Megatron's flags."""
     try:
-        made = build_plan(flags.request(model, top=top), limits=unbuildable)
+        made = build_plan(flags.request(model, top=top), target=target, limits=unbuildable)
     except PlanningFaults as faults:
         output.findings(faults.findings)
         raise typer.Exit(faults.exit_code) from faults
     if out is not None:
         made.save(out)
     if graph is not None:
-        _write_graph(made, graph)
+        _write_graph(made, graph, flags)
     if json:
         output.data(json_text(made.document).rstrip("\n"))
     else:
         _show(made, out)
+    output.findings(made.findings)
     if made.errors:
         raise typer.Exit(ExitCode.PROBLEM)
 
@@ -80,13 +86,13 @@ def plan(
 def _show(made: Plan, out: Path | None) -> None:
     from mfsdp_cli.commands.plan_view import plan_view
 
-    output.draw(*plan_view(made, out))
-    output.findings(made.findings)
+    output.draw(*plan_view(made, out, width=output.console().width))
 
 
-def _write_graph(made: Plan, path: Path) -> None:
+def _write_graph(made: Plan, path: Path, flags: PlanFlags) -> None:
+    from mfsdp_cli.cost.hardware import DEFAULT_NAME, load_hardware
+    from mfsdp_cli.planning.graph_costs import graph_costs
     from mfsdp_cli.schedule.export import write_graph
 
-    if made.built is None:
-        raise MfsdpError.of(made.errors[0])
-    write_graph(made.schedule, path)
+    hardware = load_hardware(flags.hardware or DEFAULT_NAME, gpus_per_node=flags.gpus_per_node)
+    write_graph(made.schedule, path, graph_costs(made, hardware))

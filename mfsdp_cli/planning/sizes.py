@@ -30,6 +30,7 @@ _COUNTS = (
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
     "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
     "tensor_model_parallel_size",
     "context_parallel_size",
     "micro_batch_size",
@@ -89,6 +90,7 @@ class _Resolver:
                 f"{-(-world // model_ranks) * model_ranks}",
             )
         self.experts(world, pp, ep)
+        self.expert_tensors()
         return world, max(1, world // model_ranks)
 
     def experts(self, world: int, pp: int, ep: int) -> None:
@@ -107,6 +109,17 @@ class _Resolver:
                 "MF204",
                 f"{ep} expert-parallel ranks do not divide the {world // pp} ranks of a stage",
                 f"{where}, --world-size {world}",
+            )
+
+    def expert_tensors(self) -> None:
+        size = self.get("expert_tensor_parallel_size", 1)
+        if size != 1:
+            self.fault(
+                "MF204",
+                f"routed experts are divided by expert parallelism alone: expert tensor parallel "
+                f"size {size}, it must be 1",
+                f"--expert-tensor-parallel-size {size}",
+                "--expert-tensor-parallel-size 1",
             )
 
     def microbatches(self, micro: int, batch: int, dp: int) -> int:
