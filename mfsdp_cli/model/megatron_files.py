@@ -120,7 +120,7 @@ def _set_once(options: Options, name: str, value: Any, path: str) -> None:
 def _typed(value: Any, kind: str, origin: str, where: str) -> Any:
     """A value in its kind; None where it says nothing. Texts are read as Megatron reads them."""
     if isinstance(value, str):
-        if value.strip() in _NOTHING:
+        if value.strip() in _NOTHING and not (kind == "choice" and value.strip() == "none"):
             return None
         if any(sign in value for sign in "$`"):
             raise _unexpanded(value, f"the value of {origin}", where)
@@ -128,6 +128,7 @@ def _typed(value: Any, kind: str, origin: str, where: str) -> Any:
         "int": _integer,
         "float": _number,
         "text": _text,
+        "choice": _text,
         "pattern": _pattern,
         "layout": _layout,
     }[kind]

@@ -69,11 +69,9 @@ VALUES: dict[str, tuple[str, str]] = {
     **{
         name: (name, "text")
         for name in (
-            "position_embedding_type",
             "normalization",
             "activation_func",
             "moe_router_score_function",
-            "moe_router_load_balancing_type",
             "tokenizer_type",
             "recompute_granularity",
             "fp8_format",
@@ -85,6 +83,9 @@ VALUES: dict[str, tuple[str, str]] = {
             "schedule",
         )
     },
+    # Of these "none" is a choice like any other, not the absence of one.
+    "position_embedding_type": ("position_embedding_type", "choice"),
+    "moe_router_load_balancing_type": ("moe_router_load_balancing_type", "choice"),
     "moe_layer_freq": ("moe_layer_freq", "pattern"),
     "pipeline_model_parallel_layout": ("pipeline_model_parallel_layout", "layout"),
     "encoder_num_layers": ("num_layers", "int"),

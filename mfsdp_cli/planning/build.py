@@ -17,7 +17,7 @@ from mfsdp_cli.planning.assemble import Assembly, assemble
 from mfsdp_cli.planning.costs import Costs
 from mfsdp_cli.planning.document import make_plan
 from mfsdp_cli.planning.limits import memory_findings
-from mfsdp_cli.planning.megatron_args import megatron_args
+from mfsdp_cli.planning.megatron_args import inexpressible, megatron_args
 from mfsdp_cli.planning.pipeline import (
     PipelineRequest,
     check_pipeline,
@@ -147,6 +147,10 @@ def finished(decided: Decided, parts: Assembly, limits: Limits | None) -> Plan:
     costs = Costs(parts, inputs.hardware)
     findings = [*inputs.loaded.findings, *parts.findings]
     findings += memory_findings(costs, memory_limit(inputs))
+    findings += [
+        Finding("MF233", Severity.NOTE, f"Megatron has no flag for {what}", where=inputs.spec.name)
+        for what in inexpressible(inputs.spec)
+    ]
     if limits is not None:
         findings += _notes(inputs.spec, limits)
     parts = replace(parts, findings=findings)

@@ -13,6 +13,16 @@ from mfsdp_cli.model.spec import LatentAttention, MixtureOfExperts, ModelSpec
 from mfsdp_cli.parallel import Parallel, Settings
 
 
+#: (activation, gated) -> the flag that says it; None: Megatron's default.
+_ACTIVATIONS = {
+    ("gelu", False): None,
+    ("gelu_tanh", False): "openai-gelu",
+    ("silu", True): "swiglu",
+    ("quick_gelu", True): "quick-geglu",
+    ("squared_relu", False): "squared-relu",
+}
+
+
 def megatron_args(
     model: ModelSpec, parallel: Parallel, layout: Layout, settings: Settings
 ) -> list[str]:
@@ -69,7 +79,7 @@ def _model(model: ModelSpec, tensor_parallel: int) -> dict[str, object]:
         "normalization": model.normalization,
         "norm-epsilon": model.layernorm_epsilon,
         "untie-embeddings-and-output-weights": model.untie_embeddings_and_output_weights,
-        "swiglu": model.gated_linear_unit and model.activation == "silu",
+        **_activation(model),
         "disable-bias-linear": not model.add_bias_linear,
         "add-qkv-bias": model.add_qkv_bias and not model.add_bias_linear,
         "init-method-std": model.init_method_std,
@@ -77,6 +87,25 @@ def _model(model: ModelSpec, tensor_parallel: int) -> dict[str, object]:
         "hidden-dropout": 0,
         "mtp-num-layers": model.mtp_num_layers or None,
     }
+
+
+def _activation(model: ModelSpec) -> dict[str, object]:
+    """The flag of an activation; none where it is Megatron's default or has no flag."""
+    flag = _ACTIVATIONS.get((model.activation, model.gated_linear_unit))
+    return {flag: True} if flag else {}
+
+
+def inexpressible(model: ModelSpec) -> list[str]:
+    """What the model has that no flag of Megatron's says, in words."""
+    reasons = []
+    if (model.activation, model.gated_linear_unit) not in _ACTIVATIONS:
+        gated = "gated " if model.gated_linear_unit else ""
+        reasons.append(f"{gated}{model.activation} activation")
+    if model.add_attention_output_bias and not model.add_bias_linear:
+        reasons.append("a bias on attention outputs alone")
+    if model.add_mlp_bias and not model.add_bias_linear:
+        reasons.append("a bias on MLP layers alone")
+    return reasons
 
 
 def _attention(model: ModelSpec) -> dict[str, object]:
