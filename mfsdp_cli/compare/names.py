@@ -6,6 +6,7 @@ one of the two losses.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -55,12 +56,14 @@ _TRAIN_ALIASES = frozenset({"loss", "train", "training", "train loss", "training
 _EVAL_ALIASES = frozenset({"validation", "eval", "val loss", "validation loss", "eval loss"})
 
 
+@functools.lru_cache(maxsize=4096)
 def normal(name: str) -> str:
     """The name in lower case, every separator one space: ``train/grad-norm`` is one with
     ``train_grad norm``."""
     return re.sub(r"[\W_]+", " ", name.lower()).strip()
 
 
+@functools.lru_cache(maxsize=4096)
 def role(name: str) -> Role:
     """What the name stands for, from its words."""
     words = normal(name).split()

@@ -137,8 +137,8 @@ class SeriesBuilder:
         A logger may write the gradient norm every step and the loss every tenth: the nine rows
         between are no missing losses. What is due follows from the distance of the values.
         """
-        due = [self.steps[i] for i in order if self.kinds[i] != UNSURE_GAP]
-        if len(due) == len(order) or len(due) < 2:
+        due = [self.steps[i] for i in order if self.kinds[i] == VALUE]
+        if UNSURE_GAP not in self.kinds or len(due) < 2:
             return order
         cadence = min(right - left for left, right in pairwise(due))
         return [
