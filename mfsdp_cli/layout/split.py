@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.layout.checks import build_layout
 from mfsdp_cli.layout.layout import Layout
-from mfsdp_cli.layout.printer import format_layout
+from mfsdp_cli.layout.printer import format_layout, spell_layout
 from mfsdp_cli.model.spec import ModelSpec
 
 FIRST = "--decoder-first-pipeline-num-layers"
@@ -249,10 +249,8 @@ def _uneven_hint(spec: ModelSpec, pp: int, vpp: int) -> str:
     layout = balanced_split(spec, pp, vpp)
     ranks = layout.decoder_layers_per_pp_rank()
     shown = str(ranks) if len(ranks) <= 16 else f"{str(ranks[:16])[:-1]}, ...]"
-    return (
-        f"drop the forced even split (an uneven one is {shown}), or pass --layout "
-        f'"{format_layout(layout)}"'
-    )
+    text = spell_layout(layout) if len(layout.stages) <= 16 else format_layout(layout)
+    return f'drop the forced even split (an uneven one is {shown}), or pass --layout "{text}"'
 
 
 def _where(spec: ModelSpec, pp: int, vpp: int) -> str:
