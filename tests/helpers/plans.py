@@ -1,0 +1,35 @@
+"""Plans for tests, made as ``mfsdp plan`` makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mfsdp_cli.plan import Plan
+from mfsdp_cli.planning.build import build_plan
+from mfsdp_cli.planning.request import PlanRequest
+
+
+def plan_of(
+    model: str,
+    *,
+    pp: int = 1,
+    vpp: int | None = None,
+    dp: int = 1,
+    layout: str | None = None,
+    mbs: int = 1,
+    gbs: int = 8,
+    seq: int = 32,
+) -> Plan:
+    """The plan of a preset with these sizes."""
+    sizes: dict[str, Any] = {
+        "pipeline_model_parallel_size": pp,
+        "world_size": pp * dp,
+        "micro_batch_size": mbs,
+        "global_batch_size": gbs,
+        "seq_length": seq,
+    }
+    if vpp is not None:
+        sizes["num_virtual_stages_per_pipeline_rank"] = vpp
+    if layout is not None:
+        sizes["pipeline_model_parallel_layout"] = layout
+    return build_plan(PlanRequest(model, sizes=sizes))
