@@ -124,9 +124,13 @@ def _of_extent(comparison: Comparison) -> Iterator[Finding]:
     if not comparison.judges_eval and left and right and left != right:
         yield _warning(
             "MF617",
-            f"{a} logs every {left} steps, {b} every {right}: where a logger writes means over "
+            f"{a} logs {_every(left)}, {b} {_every(right)}: where a logger writes means over "
             "the interval, the values are not the same thing",
         )
+
+
+def _every(interval: int) -> str:
+    return "every step" if interval == 1 else f"every {interval} steps"
 
 
 def _unmatched(comparison: Comparison) -> Iterator[Finding]:

@@ -118,7 +118,7 @@ def compare(a: Run, b: Run, policy: Policy, letters: tuple[str, str] = ("A", "B"
     """Judge run ``b`` against run ``a``."""
     train = _judged(a, a.train, b, b.train, policy, keep=False)
     evaluations = _judged(a, a.eval, b, b.eval, policy, keep=True)
-    judges_eval = bool(len(a.eval) and len(b.eval)) or not (len(a.train) or len(b.train))
+    judges_eval = _evaluations_decide(a, b)
     subject, noun = evaluations if judges_eval else train, policy.noun(judges_eval)
     reasons = [
         *_tolerance_reasons(subject, policy, letters, noun),
@@ -130,6 +130,13 @@ def compare(a: Run, b: Run, policy: Policy, letters: tuple[str, str] = ("A", "B"
         reasons = [_pass_reason(subject.alignment, policy, noun)]
     verdict = Verdict(passed, tuple(reasons))
     return Comparison(a, b, letters, policy, train, evaluations, judges_eval, verdict)
+
+
+def _evaluations_decide(a: Run, b: Run) -> bool:
+    """Whether both runs have evaluations, or neither has anything else."""
+    if len(a.train) or len(b.train):
+        return bool(len(a.eval) and len(b.eval))
+    return bool(len(a.eval) or len(b.eval))
 
 
 def _judged(a: Run, of_a: Series, b: Run, of_b: Series, policy: Policy, *, keep: bool) -> Judged:

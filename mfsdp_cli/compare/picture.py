@@ -73,9 +73,9 @@ def _titles(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     names = textwrap.shorten(", ".join(_short_names(comparisons)), 90, placeholder=" ...")
     title = f"{word}: {what} of {names}"
     pad = 12 + 12 * (text.count("\n") + 1)
-    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=pad)
+    axes.set_title(_plain(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=pad)
     axes.annotate(
-        text,
+        _plain(text),
         (0, 1),
         xytext=(0, 7),
         xycoords="axes fraction",
@@ -84,6 +84,11 @@ def _titles(axes: Axes, comparisons: Sequence[Comparison]) -> None:
         color=_INK,
         linespacing=1.25,
     )
+
+
+def _plain(text: str) -> str:
+    """Text as it is: matplotlib would take what is between two dollar signs for mathematics."""
+    return text.replace("$", r"\$")
 
 
 def _short_names(comparisons: Sequence[Comparison]) -> list[str]:
@@ -105,8 +110,8 @@ def _curves(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     names = _short_names(comparisons)
     for i, (train, evaluations) in enumerate(runs):
         color, style, marker = _LOOKS[i % len(_LOOKS)]
-        label = f"{letters[i]}  {names[i]}"
-        _line(axes, _thinned(_broken(train)), color, style, 1.0, f"{label}: {_noun(first)}")
+        label = _plain(f"{letters[i]}  {names[i]}")
+        _line(axes, _thinned(_broken(train)), color, style, 1.0, f"{label}: {_plain(_noun(first))}")
         points = list(evaluations.finite())
         if points:
             axes.plot(
@@ -196,7 +201,7 @@ def _differences(axes: Axes, comparisons: Sequence[Comparison]) -> None:
         axes.set_ylim(-1.3 * reach, 1.3 * reach)
     names = ", ".join(comparison.letters[1] for comparison in comparisons)
     _dress(axes, f"{names} - {first.letters[0]}")
-    axes.set_title(_explained(comparisons), loc="left", fontsize=9, color=_INK)
+    axes.set_title(_plain(_explained(comparisons)), loc="left", fontsize=9, color=_INK)
     axes.set_xlabel(first.policy.axis.value, color=_INK)
 
 
@@ -269,7 +274,7 @@ def _point_out(axes: Axes, comparison: Comparison) -> None:
 
 
 def _dress(axes: Axes, label: str) -> None:
-    axes.set_ylabel(label, color=_INK)
+    axes.set_ylabel(_plain(label), color=_INK)
     axes.margins(x=0.015)
     axes.grid(color="#E6E6E6", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -26,19 +26,18 @@ _ROWS = 16
 
 def report(comparisons: Sequence[Comparison], width: int) -> list[RenderableType]:
     """All but the verdict: runs, values, training summary and plot, for ``width`` columns."""
-    first = comparisons[0]
+    from rich.text import Text
+
+    first, two = comparisons[0], len(comparisons) == 1
     parts: list[RenderableType] = [_runs(comparisons), ""]
-    parts.append(f"{first.noun}:" if len(comparisons) == 1 else f"against {first.letters[0]}:")
-    parts.append(_side_by_side(first) if len(comparisons) == 1 else _differences(comparisons))
+    parts.append(Text(f"{first.noun}:" if two else f"against {first.letters[0]}:"))
+    parts.append(_side_by_side(first) if two else _differences(comparisons))
     parts += _training(comparisons)
     series = first.train if len(first.train.a) and len(first.train.b) else first.judged
     if drawn := plot(series.a, series.b, first.letters, min(width, 100)):
-        from rich.text import Text
-
         a, b = first.letters
-        title = f"{'training loss' if series is first.train else first.noun} ({a}, {b}, * both)"
-        if first.policy.metric is not None:
-            title = f"{first.policy.metric} ({a}, {b}, * both)"
+        noun = first.policy.noun(series is first.eval)
+        title = Text(f"{noun} ({a}, {b}, * both)")
         parts += ["", title, Text("\n".join(drawn), no_wrap=True)]
     return parts
 
@@ -62,6 +61,8 @@ def _table() -> Table:
 
 
 def _runs(comparisons: Sequence[Comparison]) -> Table:
+    from rich.text import Text  # names and paths are text, not rich's markup
+
     table = _table()
     table.add_column("")
     table.add_column("run", overflow="fold")
@@ -72,7 +73,7 @@ def _runs(comparisons: Sequence[Comparison]) -> Table:
     first = comparisons[0]
     entries = [(first.letters[0], first.a), *((c.letters[1], c.b) for c in comparisons)]
     for letter, run in entries:
-        table.add_row(letter, run.path, run.format, *_extent(run))
+        table.add_row(letter, Text(run.path), run.format, *_extent(run))
     return table
 
 
@@ -83,6 +84,8 @@ def _extent(run: Run) -> tuple[str, str, str]:
 
 def _side_by_side(comparison: Comparison) -> RenderableType:
     """Step, A, B, difference, share of the tolerance used, in words whether it holds."""
+    from rich.text import Text
+
     rows, left_out = _chosen(comparison)
     a, b = comparison.letters
     table = _table()
@@ -105,7 +108,7 @@ def _side_by_side(comparison: Comparison) -> RenderableType:
         )
     if left_out:
         table.caption = f"{left_out} rows are left out"
-    return table if rows else f"no {comparison.noun} in either run"
+    return table if rows else Text(f"no {comparison.noun} in either run")
 
 
 def _chosen(comparison: Comparison) -> tuple[list[Pair], int]:
