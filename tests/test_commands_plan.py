@@ -16,6 +16,7 @@ from tests.helpers.cli import mfsdp
 from tests.helpers.inline import inline
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
+MTP_LAYOUT = ("--layout", "Et*8|t*8|m|L")
 DEEPSEEK_LAYOUT = "Et*3|(tt|)*29,m|L"
 
 
@@ -210,8 +211,7 @@ def test_copies_are_counted_where_they_are_held_and_once_in_the_total(
         ([config("llama-3.2-1b"), "--pp", "1"], None, None),
         ([config("llama-3.1-8b"), "--pp", "4"], None, None),
         (
-            [config("llama-3.2-1b"), "--mtp-num-layers", "1", "--pp", "4", "--layout"]
-            + ["Et*8|t*8|m|L"],
+            [config("llama-3.2-1b"), "--mtp-num-layers", "1", "--pp", "4", *MTP_LAYOUT],
             "tied",
             [0, 2, 3],
         ),

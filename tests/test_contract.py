@@ -24,7 +24,7 @@ PLAN_FLAGS = """
 --make-vocab-size-divisible-by --recompute-granularity --resident-chunks --memory-limit --split
 --mtp-num-layers --overlap-p2p-communication --no-overlap-p2p-communication --schedule
 --num-layers
-""".split()
+"""
 #: Megatron's names of the settings that the rules judge.
 JUDGED_FLAGS = """
 --bf16 --fp16 --precision --fp8-format --fp4-format --cuda-graph-impl --enable-cuda-graph
@@ -33,25 +33,17 @@ JUDGED_FLAGS = """
 --gradient-accumulation-fusion --no-gradient-accumulation-fusion --delay-wgrad-compute
 --disable-bucketing --deallocate-pipeline-outputs --no-deallocate-pipeline-outputs
 --sequence-parallel --batch-p2p-communication --no-batch-p2p-communication --gradient-reduction
-""".split()
+"""
 FLAGS = {
-    "plan": [
-        *PLAN_FLAGS,
-        *JUDGED_FLAGS,
-        *"--top --out -o --graph --json --list-presets --target".split(),
-    ],
-    "validate": [
-        *PLAN_FLAGS,
-        *JUDGED_FLAGS,
-        *"--numeric --steps --backend --tolerance --schedule-csv --p2p --json --full".split(),
-    ],
+    "plan": f"{PLAN_FLAGS} {JUDGED_FLAGS} --top --out -o --graph --json --list-presets --target",
+    "validate": f"{PLAN_FLAGS} {JUDGED_FLAGS} --numeric --steps --backend --tolerance "
+    "--schedule-csv --p2p --json --full --target",
     "train": """--engine --steps --train-iters --eval-interval --eval-steps --eval-iters --seed --lr
         --lr-warmup-steps --lr-warmup-iters --weight-decay --clip-grad --adam-beta1 --adam-beta2
         --adam-eps --data --tokenizer --precision --backend --ranks-per-device --nnodes --node-rank
         --rdzv-endpoint --run-dir --overwrite --save-interval --resume --trace --tensorboard
-        --no-tensorboard --wandb --no-progress""".split(),
-    "compare-runs": """--metric --abs-tolerance --rel-tolerance --x --html --png --allow-nan
-        --json""".split(),
+        --no-tensorboard --wandb --no-progress""",
+    "compare-runs": "--metric --abs-tolerance --rel-tolerance --x --html --png --allow-nan --json",
 }
 KEYS: dict[str, str] = {
     "": "schema signature plan_digest model parallel settings layout ranks shared_groups context "
@@ -86,7 +78,7 @@ def test_flags(command: str) -> None:
     known = set()
     for parameter in commands.commands[command].params:
         known |= {*parameter.opts, *parameter.secondary_opts}
-    assert [flag for flag in FLAGS[command] if flag not in known] == []
+    assert [flag for flag in FLAGS[command].split() if flag not in known] == []
 
 
 @pytest.fixture(scope="module")

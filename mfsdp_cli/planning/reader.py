@@ -36,7 +36,7 @@ def is_plan(text: str) -> bool:
     """Whether a text is meant as a plan document, whatever it is worth."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.lstrip().startswith("{") and '"mfsdp.plan/' in text
     return isinstance(document, dict) and str(document.get("schema", "")).startswith("mfsdp.plan/")
 
