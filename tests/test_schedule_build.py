@@ -54,7 +54,7 @@ def test_last_backward_of_each_stage():
 
 
 def test_refuses_what_megatron_refuses():
-    with pytest.raises(MfsdpError, match="MF304.*3 microbatches are too few"):
+    with pytest.raises(MfsdpError, match=r"MF304.*3 microbatches are too few"):
         build_schedule(spec(6, 2, 3))
 
 
@@ -65,7 +65,7 @@ def test_builds_what_can_run_when_not_strict(pp, vpp, m):
 
 
 def test_says_so_where_ranks_would_wait_for_ever():
-    with pytest.raises(MfsdpError, match="MF304.*never ends") as error:
+    with pytest.raises(MfsdpError, match=r"MF304.*never ends") as error:
         build_schedule(spec(4, 3, 5), strict=False)
     assert "5 microbatches in groups of 4" in error.value.finding.message
 

@@ -11,17 +11,19 @@ from mfsdp_cli.schedule.graph import Graph
 
 
 class Stream(StrEnum):
-    """Where an action's work is queued on its device."""
+    """Where an action's work is queued: on its device, or with the host that frees memory."""
 
     COMPUTE = "compute"
     ALL_GATHER = "all-gather"
     REDUCE_SCATTER = "reduce-scatter"
     FORWARD_P2P = "p2p forward"
     BACKWARD_P2P = "p2p backward"
+    HOST = "host"
 
 
 _STREAMS = {
     Kind.UNSHARD: Stream.ALL_GATHER,
+    Kind.RESHARD: Stream.HOST,
     Kind.REDUCE_GRAD: Stream.REDUCE_SCATTER,
     Kind.SEND_F: Stream.FORWARD_P2P,
     Kind.RECV_F: Stream.FORWARD_P2P,

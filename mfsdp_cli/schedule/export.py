@@ -33,8 +33,8 @@ Costs = dict[int, StageCost]
 SCHEMA = "mfsdp.schedule/1"
 
 
-def export_schedule(schedule: Schedule, path: str | Path, costs: Costs | None = None) -> None:
-    """Write a schedule to ``path``.
+def write_graph(schedule: Schedule, path: str | Path, costs: Costs | None = None) -> None:
+    """Write a schedule to ``path``, in the form that its suffix names.
 
     Args:
         costs: by stage; without them chunks take equal time and communication none.

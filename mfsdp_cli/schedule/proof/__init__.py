@@ -61,7 +61,7 @@ def prove(
     spec = schedule.spec
     subject = Subject(schedule.graph(), spec.num_stages, spec.num_microbatches, schedule)
     checks = check_order(subject, p2p=p2p, boundaries=boundaries)
-    checks.append(check_collectives(subject, checks[1:]))
+    checks.append(check_collectives(subject, checks[1:], rendezvous=p2p == "rendezvous"))
     checks += judge_memory_and_gradients(
         subject,
         complete=checks[0],

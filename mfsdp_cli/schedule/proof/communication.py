@@ -60,10 +60,12 @@ def check_waiting(subject: Subject, *, rendezvous: bool) -> tuple[Check, Check]:
 
 
 def _message_parties(graph: Graph) -> Iterator[Party]:
+    """Each send with its receive; a receive that stands twice is paired once."""
     for kind in RECEIVES:
         for node in graph.nodes_of(kind):
             sender = graph.sender(node)
-            if sender is not None:
+            first = graph.find(kind, graph.stages[node], graph.microbatches[node])
+            if sender is not None and first == node:
                 yield sender, node
 
 
@@ -202,11 +204,12 @@ def _overtaking(subject: Subject) -> Iterator[Finding]:
                 break
 
 
-def check_collectives(subject: Subject, before: Sequence[Check]) -> Check:
+def check_collectives(subject: Subject, before: Sequence[Check], *, rendezvous: bool) -> Check:
     """Judge invariant 5: the same collectives on all ranks of a communicator, none crossing.
 
     Args:
         before: invariants 2 to 4; ranks that are stuck without collectives say nothing here.
+        rendezvous: whether a send waits for its receive.
     """
     graph = subject.graph
     groups = [(Kind.GRAD_NORM, tuple(range(len(graph.lists))))]
@@ -217,7 +220,8 @@ def check_collectives(subject: Subject, before: Sequence[Check]) -> Check:
     if any(check.status == FAIL for check in before):
         return skipped("MF315", "ranks are stuck without collectives already")
     parties = [party for kind, ranks in groups for party in _meetings(graph, kind, ranks)]
-    waits = stuck(graph, _merged([*_message_parties(graph), *parties]))
+    messages = _message_parties(graph) if rendezvous else ()
+    waits = stuck(graph, _merged([*messages, *parties]), buffered=not rendezvous)
     if waits:
         return judged("MF315", [_deadlock(subject, "MF315", waits)])
     return passed("MF315")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mfsdp_cli.errors import Finding
-from mfsdp_cli.schedule.actions import END_OF_STEP, Kind
-from mfsdp_cli.schedule.lowering import last_backwards
+from mfsdp_cli.schedule.actions import Kind
+from mfsdp_cli.schedule.lowering import UPDATE, last_backwards
 from mfsdp_cli.schedule.proof.check import Check, Subject, fault, judged
 
 _CONTRIBUTES = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
@@ -41,7 +41,7 @@ def _rank_findings(subject: Subject, rank: int, when: str | None) -> Iterator[Fi
             if problem:
                 yield _fault(subject, node, problem)
             reduced.add(stage)
-        elif kind in END_OF_STEP and pending:
+        elif kind in UPDATE and pending:
             yield from _unreduced(subject, pending)
             pending = {}
     yield from _unreduced(subject, pending)
