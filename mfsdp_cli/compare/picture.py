@@ -70,7 +70,8 @@ def _titles(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     text = textwrap.fill(reasons, 128)
     word = "Same" if verdict.passed else "Different"
     what = comparisons[0].policy.metric or "loss"
-    names = textwrap.shorten(", ".join(_short_names(comparisons)), 90, placeholder=" ...")
+    joint = " and " if len(comparisons) == 1 else ", "
+    names = textwrap.shorten(joint.join(_short_names(comparisons)), 90, placeholder=" ...")
     title = f"{word}: {what} of {names}"
     pad = 12 + 12 * (text.count("\n") + 1)
     axes.set_title(_plain(title), loc="left", fontsize=13, fontweight="bold", color=_INK, pad=pad)
