@@ -180,7 +180,8 @@ def test_stages_must_divide_over_the_ranks() -> None:
     fault = _fault(text, 94, pp=8, vpp=4)
     assert fault.startswith("MF106 4 virtual stages a rank are declared")
     assert "make 6" in fault
-    assert _fault(text, 94, pp=0).startswith("MF105")
+    for pp in (0, -8):
+        assert _fault(text, 94, pp=pp).startswith(f"MF116 pipeline sizes start at 1, got {pp}")
 
 
 def test_one_rank_does_not_interleave() -> None:

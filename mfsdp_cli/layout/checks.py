@@ -28,6 +28,9 @@ def check_stages(
     Args:
         text: the string as written, for messages.
     """
+    if pp < 1:
+        message = f"pipeline sizes start at 1, got {pp}"
+        return None, [Finding("MF116", Severity.ERROR, message, where=f"layout {shorten(text)!r}")]
     check = _Check(stages, text, pp, vpp)
     faults = [
         *check.pipeline(),
@@ -117,7 +120,7 @@ class _Check:
 
     def pipeline(self) -> Iterator[Finding]:
         number = len(self.stages)
-        if self.pp < 1 or number % self.pp:
+        if number % self.pp:
             yield self._fault(
                 "MF105",
                 f"the layout has {number} stages, which do not divide over "
@@ -191,7 +194,7 @@ class _Check:
         yield from self._mtp_place(places)
 
     def _mtp_place(self, places: Sequence[int]) -> Iterator[Finding]:
-        if not places or len(self.stages) % max(self.pp, 1):
+        if not places or len(self.stages) % self.pp:
             return
         stage = places[-1]
         if stage < len(self.stages) - self.pp:
@@ -223,7 +226,7 @@ class _Check:
         return next(stage for stage, content in enumerate(self.stages) if sign in content)
 
     def _place(self, stage: int) -> str:
-        if len(self.stages) % max(self.pp, 1):
+        if len(self.stages) % self.pp:
             return f"stage {stage}"
         return f"stage {stage} (pp rank {stage % self.pp}, virtual stage {stage // self.pp})"
 

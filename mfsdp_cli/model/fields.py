@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,7 +62,7 @@ class Fields:
         value = self.raw(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong(name, "a number")
-        if not math.isfinite(value):
+        if not abs(value) <= sys.float_info.max:
             raise self.wrong(name, "a finite number")
         return float(value)
 

@@ -108,17 +108,19 @@ def _stage_tensors(spec: ModelSpec, layout: Layout, stage: StageLayout) -> Itera
 def embedding_tensors(spec: ModelSpec, stage: StageLayout) -> list[TensorSpec]:
     """Word and position embedding of a stage, as copies where another stage owns them.
 
-    The word embedding is a unit of its own where its chunk calls it once and ties nothing to it.
+    Together they are a unit of their own where their chunk calls them once and ties nothing to
+    them.
     """
     if not (stage.embedding or stage.mtp):
         return []
     tied_here = stage.loss and not spec.untie_embeddings_and_output_weights
+    unit = "root" if tied_here or stage.mtp else "embedding"
     tensors = [
         TensorSpec(
             WORD_EMBEDDING,
             (spec.padded_vocab_size, spec.hidden_size),
             Role.EMBEDDING,
-            unit="root" if tied_here or stage.mtp else "embedding",
+            unit=unit,
             copy_of=None if stage.embedding else WORD_EMBEDDING,
             tensor_parallel=True,
         )
@@ -126,7 +128,7 @@ def embedding_tensors(spec: ModelSpec, stage: StageLayout) -> list[TensorSpec]:
     if spec.position_embedding_type == "learned_absolute":
         name = "embedding.position_embeddings.weight"
         shape = (spec.max_position_embeddings, spec.hidden_size)
-        tensors.append(TensorSpec(name, shape, Role.POSITION_EMBEDDING, unit="root"))
+        tensors.append(TensorSpec(name, shape, Role.POSITION_EMBEDDING, unit=unit))
     return tensors
 
 

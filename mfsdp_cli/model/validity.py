@@ -6,7 +6,7 @@ preset, a ``config.json``, Megatron arguments and an edited plan file meet the s
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -134,7 +134,7 @@ def _positive(spec: ModelSpec, names: Sequence[str]) -> None:
         value = getattr(spec, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             _fail(f"{name} must be a number, got {value!r}")
-        if not (value > 0 and math.isfinite(value)):
+        if not 0 < value <= sys.float_info.max:
             _fail(f"{name} must be above zero and finite, got {value}")
 
 
