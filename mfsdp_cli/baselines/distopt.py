@@ -191,6 +191,22 @@ class DistOptEngine:
     def named_gradients(self) -> dict[str, torch.Tensor]:
         return self._kept
 
+    def persistent_bytes(self) -> int:
+        """Whole weights and gradients, as ZeRO-1 keeps them, and this rank's optimizer part."""
+        weights = [p for chunk in self._chunks for p in chunk.module.parameters()]
+        gradients = [
+            buffer.grad_data
+            for model in self._model
+            for buffer in [*model.buffers, *model.expert_parallel_buffers]
+        ]
+        parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
+        inner = [part.optimizer for part in parts if part.optimizer is not None]
+        states = [tensor for adam in inner for tensor in forward.optimizer_state(adam)]
+        main = [p for adam in inner for group in adam.param_groups for p in group["params"]]
+        # In fp32 the optimizer updates views of the weights themselves: no copy to count.
+        own = [p for p in main if p.dtype != weights[0].dtype]
+        return forward.total_bytes([*weights, *gradients, *own, *states])
+
     def trace(self) -> list[dict[str, Any]]:
         return []
 

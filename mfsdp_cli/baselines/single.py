@@ -151,6 +151,13 @@ class SingleEngine:
     def named_gradients(self) -> dict[str, torch.Tensor]:
         return {name: gradient.cpu() for name, gradient in self._kept.items()}
 
+    def persistent_bytes(self) -> int:
+        weights = {id(w): w for w in (*self._main.values(), *self._weights.values())}
+        gradients = [w.grad for w in self._main.values() if w.grad is not None]
+        return forward.total_bytes(
+            [*weights.values(), *gradients, *forward.optimizer_state(self._optimizer)]
+        )
+
     def trace(self) -> list[dict[str, Any]]:
         return []
 

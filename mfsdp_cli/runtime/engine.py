@@ -48,6 +48,9 @@ class Engine(Protocol):
         Needs ``settings.keep_gradients``.
         """
 
+    def persistent_bytes(self) -> int:
+        """Bytes of weights, gradients and optimizer state that this rank keeps between steps."""
+
     def trace(self) -> list[dict[str, Any]]:
         """What was executed, one record an action; empty unless the settings ask for it."""
 

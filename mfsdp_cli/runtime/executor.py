@@ -135,8 +135,7 @@ class Executor:
     def _forward(self, action: Action) -> None:
         runner, stage, index = self._runner(action)
         received = _take(self._activations, (stage, index), runner.stage.embedding)
-        assert self._batches is not None
-        output = runner.forward(index, received, self._batches(index))
+        output = runner.forward(index, received, self._batch(runner, index))
         if output is None:
             return
         key = (stage + 1, index)
@@ -220,6 +219,12 @@ class Executor:
             self._send_forward(Action(Kind.SEND_F, stage, index))
 
     # -- look-ups --------------------------------------------------------------------------
+
+    def _batch(self, runner: StageRunner, index: int) -> Batch | None:
+        """Tokens are needed where the pipeline begins and where the loss is."""
+        assert self._batches is not None
+        needed = runner.stage.embedding or runner.stage.loss
+        return self._batches(index) if needed else None
 
     def _runner(self, action: Action) -> tuple[StageRunner, int, int]:
         stage, index = _place(action)

@@ -66,3 +66,18 @@ def mean_over_ranks(total: float, count: int, device: torch.device) -> float:
     if dist.get_world_size() > 1:
         dist.all_reduce(value)
     return float(value.item()) / count
+
+
+def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of all elements of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The moments that an optimizer keeps (its step counters left out)."""
+    return [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]

@@ -104,6 +104,7 @@ def _write_trace(run_dir: Path, topology: Topology, engine: Engine) -> None:
         "rank": topology.rank,
         "pp_rank": topology.pp_rank,
         "dp_rank": topology.dp_rank,
+        "persistent_bytes": engine.persistent_bytes(),
         "records": engine.trace(),
     }
     (folder / f"rank-{topology.rank}.json").write_text(json.dumps(document, allow_nan=False))

@@ -41,13 +41,14 @@ class StageRunner:
         self._in_flight: dict[int, _InFlight] = {}
 
     def forward(
-        self, microbatch: int, received: torch.Tensor | None, batch: Batch
+        self, microbatch: int, received: torch.Tensor | None, batch: Batch | None
     ) -> torch.Tensor | None:
         """Run a microbatch forward.
 
         Args:
             received: the previous stage's output (sequence, micro batch, hidden); None on the
                 first stage.
+            batch: tokens and labels; None on stages that hold neither embedding nor loss.
 
         Returns:
             What the next stage needs; None on the loss stage, whose mean loss is appended to
@@ -63,16 +64,15 @@ class StageRunner:
             return None
         return output.detach()
 
-    def _call(self, received: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def _call(self, received: torch.Tensor | None, batch: Batch | None) -> torch.Tensor:
         if received is not None:
             self.module.set_input_tensor(received)
-        first = self.stage.embedding
-        output: torch.Tensor = self.module(
-            batch.tokens if first else None,
-            batch.position_ids if first else None,
-            None,
-            labels=batch.labels if self.stage.loss else None,
-        )
+        tokens = positions = labels = None
+        if batch is not None and self.stage.embedding:
+            tokens, positions = batch.tokens, batch.position_ids
+        if batch is not None and self.stage.loss:
+            labels = batch.labels
+        output: torch.Tensor = self.module(tokens, positions, None, labels=labels)
         return output.float().mean() if self.stage.loss else output
 
     def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
