@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from mfsdp_cli.errors import MfsdpError
-from mfsdp_cli.model.spec import ModelSpec
+from mfsdp_cli.model.spec import MixtureOfExperts, ModelSpec
 from mfsdp_cli.parallel import Parallel
 
-_NORMS = ("RMSNorm", "LayerNorm")
-_POSITIONS = ("rope", "learned_absolute", "none")
 _SCORES = ("softmax", "sigmoid")
+_BALANCING = ("none", "aux_loss", "seq_aux_loss")
 
 
 def unbuildable(spec: ModelSpec) -> list[str]:
@@ -16,22 +15,32 @@ def unbuildable(spec: ModelSpec) -> list[str]:
     reasons = []
     if spec.mtp_num_layers:
         reasons.append(f"{spec.mtp_num_layers} multi-token-prediction layer(s)")
-    if spec.normalization not in _NORMS:
-        reasons.append(f"normalization {spec.normalization!r} (known: {', '.join(_NORMS)})")
-    if spec.position_embedding_type not in _POSITIONS:
-        reasons.append(
-            f"position embedding {spec.position_embedding_type!r} (known: {', '.join(_POSITIONS)})"
-        )
     if spec.latent_attention is not None and spec.position_embedding_type != "rope":
         reasons.append("latent attention without rotary positions")
-    if spec.moe is not None and spec.add_bias_linear:
-        reasons.append("linear biases in a mixture of experts")
+    rotated = spec.kv_channels
+    if spec.latent_attention is not None:
+        rotated = spec.latent_attention.qk_pos_emb_head_dim
+    if spec.position_embedding_type == "rope" and rotated % 2:
+        reasons.append(f"rotary positions on an odd head width {rotated}")
     if spec.add_attention_output_bias and not spec.add_bias_linear:
         reasons.append("a bias on the attention output alone")
     if spec.add_mlp_bias and not spec.add_bias_linear:
         reasons.append("biases on the MLP alone")
-    if spec.moe is not None and spec.moe.moe_router_score_function not in _SCORES:
-        reasons.append(f"router scores by {spec.moe.moe_router_score_function!r}")
+    if spec.moe is not None:
+        reasons += _unbuildable_experts(spec.moe)
+        if spec.add_bias_linear:
+            reasons.append("linear biases in a mixture of experts")
+    return reasons
+
+
+def _unbuildable_experts(moe: MixtureOfExperts) -> list[str]:
+    reasons = []
+    if moe.moe_router_score_function not in _SCORES:
+        reasons.append(f"router scores by {moe.moe_router_score_function!r}")
+    if moe.moe_router_load_balancing_type not in _BALANCING:
+        reasons.append(f"router balancing by {moe.moe_router_load_balancing_type!r}")
+    if moe.moe_router_enable_expert_bias and moe.moe_router_score_function == "softmax":
+        reasons.append("a router bias with softmax scores")
     return reasons
 
 

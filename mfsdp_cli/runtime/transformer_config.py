@@ -81,11 +81,16 @@ def make(
         **_pipeline(layout, dtype, batch_p2p),
         **_experts(spec.moe),
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Megatron warns of defaults that nobody set
-        if spec.latent_attention is None:
-            return TransformerConfig(**values)
-        return MLATransformerConfig(**values, **_latent_attention(spec))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron warns of defaults that nobody set
+            if spec.latent_attention is None:
+                return TransformerConfig(**values)
+            return MLATransformerConfig(**values, **_latent_attention(spec))
+    except (AssertionError, ValueError) as error:
+        raise MfsdpError(
+            "MF502", f"Megatron-Core refuses {spec.name}: {error}", where=f"model {spec.name}"
+        ) from error
 
 
 def _activation(spec: ModelSpec) -> Callable[[torch.Tensor], torch.Tensor]:

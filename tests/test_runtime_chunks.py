@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.model.parameters import stage_tensors
+from mfsdp_cli.model.presets import preset
+from mfsdp_cli.runtime import transformer_config
+from mfsdp_cli.runtime.chunks import (
+    WORD_EMBEDDING,
+    build_chunks,
+    build_unsplit,
+    global_names,
+    unsplit_layout,
+)
+from mfsdp_cli.runtime.limits import refuse_unrunnable, unbuildable
+from mfsdp_cli.runtime.weights import initial_weight
+from tests.helpers.alone import alone
+from tests.helpers.plans import plan_of
+from tests.helpers.ranks import run_ranks
+from tests.helpers.training import engine_of, reconnect
+
+MODELS = ("llama-tiny", "gpt2-tiny", "deepseek-v3-proxy-tiny")
+SEED = 7
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"pp": 2, "vpp": 2, "dp": 2},
+    {"pp": 4},
+    {"pp": 2, "layout": "Et*5|t*3L", "dp": 2},
+    {"pp": 4, "layout": "Et*3||tt||t|t|t|L"},
+)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_unsplit_model_is_what_the_plan_counts(model: str) -> None:
+    alone()
+    spec = preset(model)
+    chunk = build_unsplit(spec, seed=SEED)
+    layout = unsplit_layout(spec)
+    planned = {
+        tensor.name: tuple(tensor.shape)
+        for tensor in stage_tensors(spec, layout, layout.stages[0])
+        if tensor.trainable
+    }
+    built = {name: tuple(value.shape) for name, value in chunk.module.named_parameters()}
+    assert built == planned
+
+
+def test_router_biases_are_buffers_of_the_plan() -> None:
+    alone()
+    spec = preset("deepseek-v3-proxy-tiny")
+    layout = unsplit_layout(spec)
+    planned = {t.name for t in stage_tensors(spec, layout, layout.stages[0]) if not t.trainable}
+    buffers = dict(build_unsplit(spec, seed=SEED).module.named_buffers())
+    assert planned == {name for name in buffers if name.endswith("expert_bias")}
+    assert len(planned) == 7
+
+
+def _chunks(rank: int, world: int) -> list[dict[str, Any]]:
+    """On each rank: what every model and layout built, and its first loss."""
+    found = []
+    for model in MODELS:
+        for sizes in LAYOUTS:
+            plan = plan_of(model, **sizes)
+            topology = reconnect(plan)
+            chunks = build_chunks(plan.model, plan.layout, topology.pp_rank, seed=SEED)
+            for chunk in chunks:
+                names = global_names(chunk)
+                for name, value in chunk.module.named_parameters():
+                    expected = initial_weight(plan.model, names[name], value.shape, SEED)
+                    assert torch.equal(value, expected), names[name]
+            found.append(
+                {
+                    "model": model,
+                    "names": [list(global_names(chunk).values()) for chunk in chunks],
+                    "layers": [
+                        [layer.layer_number - 1 for layer in chunk.module.decoder.layers]
+                        for chunk in chunks
+                    ],
+                    "expected_layers": [list(chunk.stage.layers) for chunk in chunks],
+                    "counts": [sum(p.numel() for p in c.module.parameters()) for c in chunks],
+                    "expected_counts": [
+                        plan.document["layout"]["stages"][chunk.stage.stage]["parameters"]
+                        for chunk in chunks
+                    ],
+                    "dp_rank": topology.dp_rank,
+                    "embeddings": [
+                        value.double().sum().item()
+                        for chunk in chunks
+                        for name, value in chunk.module.named_parameters()
+                        if global_names(chunk)[name] == WORD_EMBEDDING
+                    ],
+                    "loss": engine_of("distopt", plan, topology).train_step(1).loss,
+                }
+            )
+    return found
+
+
+def test_every_layout_starts_from_the_same_model() -> None:
+    references = {
+        model: engine_of("single", plan_of(model), alone()).train_step(1).loss for model in MODELS
+    }
+    for cases in zip(*run_ranks(4, _chunks), strict=True):
+        model = cases[0]["model"]
+        for case in cases:
+            assert case["layers"] == case["expected_layers"]
+            assert case["counts"] == case["expected_counts"]
+            assert case["loss"] == pytest.approx(references[model], rel=1e-6)
+        firsts = [case for case in cases if case["dp_rank"] == 0]
+        names = [name for case in firsts for chunk in case["names"] for name in chunk]
+        unsplit = global_names(build_unsplit(preset(model), seed=SEED)).values()
+        copies = [WORD_EMBEDDING] if model == "gpt2-tiny" else []
+        assert sorted(names) == sorted([*unsplit, *copies])
+        assert len({total for case in cases for total in case["embeddings"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"add_mlp_bias": True}, "biases on the MLP alone"),
+        ({"add_attention_output_bias": True}, "a bias on the attention output alone"),
+        ({"mtp_num_layers": 1}, "multi-token-prediction"),
+        ({"activation": "swish7"}, "activation 'swish7'"),
+        ({"kv_channels": 7}, "rotary positions on an odd head width 7"),
+    ],
+)
+def test_what_cannot_be_built_is_named(changes: dict[str, Any], reason: str) -> None:
+    alone()
+    spec = preset("llama-tiny")
+    assert unbuildable(spec) == []
+    with pytest.raises(MfsdpError) as caught:
+        build_unsplit(replace(spec, **changes), seed=SEED)
+    assert caught.value.finding.code == "MF502"
+    assert reason in caught.value.finding.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"moe_router_score_function": "sqrtsoftplus"}, "router scores by 'sqrtsoftplus'"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "router balancing by 'sinkhorn'"),
+        ({"moe_router_score_function": "softmax"}, "a router bias with softmax scores"),
+    ],
+)
+def test_experts_that_cannot_be_built_are_named(changes: dict[str, Any], reason: str) -> None:
+    spec = preset("deepseek-v3-proxy-tiny")
+    assert unbuildable(spec) == []
+    assert spec.moe is not None
+    assert unbuildable(replace(spec, moe=replace(spec.moe, **changes))) == [reason]
+
+
+def test_what_megatron_refuses_is_said_in_its_words() -> None:
+    alone()
+    spec = preset("llama-tiny")
+    layout = unsplit_layout(replace(spec, num_layers=7))
+    with pytest.raises(MfsdpError, match="Megatron-Core refuses llama-tiny: Number of decoder"):
+        transformer_config.make(spec, layout)
+
+
+def test_sizes_that_no_engine_runs_are_named() -> None:
+    parallel = plan_of("llama-tiny").parallel
+    refuse_unrunnable(parallel, "mfsdp")
+    wide = replace(parallel, tensor_model_parallel_size=2, expert_model_parallel_size=4)
+    with pytest.raises(MfsdpError) as caught:
+        refuse_unrunnable(wide, "distopt")
+    assert "--tensor-model-parallel-size 2, --expert-model-parallel-size 4" in str(caught.value)
