@@ -60,7 +60,7 @@ def load_model(
         num_layers: another depth; MoE patterns are cut, or go on with their last kind.
         mtp_num_layers: another number of MTP layers.
         make_vocab_size_divisible_by: padding of the vocabulary; default: none for presets and
-            Hugging Face, for Megatron what the file says or 128.
+            Hugging Face (but up to a multiple of TP), for Megatron what the file says or 128.
         tensor_parallel: TP that the padding is for; default: what the file says or 1.
 
     Raises:
