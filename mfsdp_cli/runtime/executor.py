@@ -7,7 +7,7 @@ action          what happens
 =============== =====================================================================
 UNSHARD         the stage's units are gathered and held (or, without residency, the
                 first of them is prefetched and unit hooks do the rest)
-RESHARD         they are let go
+RESHARD         they are let go (without residency units free themselves)
 F, B            the chunk runs; unit hooks gather what is absent; B issues reductions
 REDUCE_GRAD     nothing of the stage is left to be reduced (B has issued it)
 RECV_*, SEND_*  posted; waited for at first use
@@ -130,6 +130,8 @@ class Executor:
                 self._context.start_gather(unit)
 
     def _reshard(self, action: Action) -> None:
+        if not self._resident:
+            return  # units freed themselves after use; what is here was prefetched for what comes
         self._context.release(self._sharded(action).units)
 
     def _forward(self, action: Action) -> None:
