@@ -61,9 +61,12 @@ class Costs:
         self.plan, self.hardware = plan, hardware
         parallel, settings = plan.parallel, plan.settings
         self.precision = precision_of(settings.precision)
-        tokens = parallel.micro_batch_size * parallel.seq_length // parallel.context_parallel_size
         self.activations = Activations(
-            plan.model, tokens, self.precision.compute, settings.recompute_granularity
+            plan.model,
+            parallel.micro_batch_size,
+            parallel.seq_length // parallel.context_parallel_size,
+            self.precision.compute,
+            settings.recompute_granularity,
         )
         self.flops = Flops(plan.model, parallel.micro_batch_size, parallel.seq_length)
 
