@@ -318,3 +318,68 @@ def test_faults_put_into_a_sound_file_are_caught():
             other = source.choice([cell for r in cells for cell in r if cell != row[at]])
             row[at] = other
         assert judge("\n".join(map(",".join, rows))), (kind, at)
+
+
+def test_arbitrary_text_gives_checks_or_a_named_error():
+    """Cells glued together from pieces of the grammar, and from none of it."""
+    source = random.Random(5)
+    pieces = ["0", "1", "9", "F", "B", "W", "SEND_F", ",", "\r", '"', ";", "\u00e9", "\x00", "-"]
+    pieces += ["0F0,", "0B0,", "1F0,", "1B0,", "0I0,", "0SEND_F0,", "1RECV_F0,", "CLIP,", "\n"] * 6
+    outcomes = {
+        outcome("".join(source.choices(pieces, k=source.randrange(12)))) for _ in range(500)
+    }
+    assert {"MF307", "MF308", "checked"} == outcomes
+
+
+def outcome(text):
+    try:
+        check_csv(text)
+    except MfsdpError as error:
+        return error.finding.code
+    return "checked"
+
+
+def test_sound_and_faulty_orders_of_random_ranks():
+    """Shuffled orders: whatever is said, the checks end, and agree with a plain simulation."""
+    source = random.Random(3)
+    sound = 0
+    for _ in range(200):
+        rows = shuffled(source, source.randrange(1, 4), source.randrange(1, 3))
+        ends = runs_through(rows)
+        assert ("MF312" not in judge("\n".join(map(",".join, rows)))) == ends
+        sound += ends
+    assert 10 < sound < 190
+
+
+def shuffled(source, ranks, microbatches):
+    """One stage a rank, forwards and backwards each in a random order, mixed."""
+    rows = []
+    for rank in range(ranks):
+        row = [f"{rank}{kind}{mb}" for kind in "FB" for mb in range(microbatches)]
+        if source.random() < 0.6:
+            row.sort(key=lambda cell: (cell[1] == "B") + source.random() * 1.2)
+        else:
+            source.shuffle(row)
+        rows.append(row)
+    return rows
+
+
+def runs_through(rows):
+    """A plain simulation: run whatever has its inputs, until all is done or nothing moves."""
+    left, done = [list(row) for row in rows], set()
+    moved = True
+    while moved:
+        moved = False
+        for row in left:
+            if row and inputs(row[0], len(rows)) <= done:
+                done.add(row.pop(0))
+                moved = True
+    return not any(left)
+
+
+def inputs(cell, stages):
+    stage, kind, microbatch = int(cell[0]), cell[1], cell[2:]
+    if kind == "F":
+        return {f"{stage - 1}F{microbatch}"} if stage else set()
+    after = {f"{stage + 1}B{microbatch}"} if stage + 1 < stages else set()
+    return after | {f"{stage}F{microbatch}"}

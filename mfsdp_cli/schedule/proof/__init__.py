@@ -11,19 +11,16 @@ from collections.abc import Mapping, Sequence
 from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.layout.layout import Layout
 from mfsdp_cli.schedule.build import Schedule
-from mfsdp_cli.schedule.proof.check import FAIL, PASS, SKIP, Check, Subject, skipped
-from mfsdp_cli.schedule.proof.communication import (
-    Boundary,
-    check_collectives,
-    check_messages,
-    check_waiting,
-)
+from mfsdp_cli.schedule.proof.check import FAIL, PASS, SKIP, Check, Subject, passed, skipped
+from mfsdp_cli.schedule.proof.collectives import check_collectives, never_waits
 from mfsdp_cli.schedule.proof.completeness import check_complete
 from mfsdp_cli.schedule.proof.end_of_step import check_end_of_step
 from mfsdp_cli.schedule.proof.gradients import check_last_microbatch, check_reductions
 from mfsdp_cli.schedule.proof.layers import check_layers
 from mfsdp_cli.schedule.proof.memory import check_gathered, check_residency
+from mfsdp_cli.schedule.proof.messages import Boundary, check_messages
 from mfsdp_cli.schedule.proof.sharing import Group, check_sharing
+from mfsdp_cli.schedule.proof.waiting import check_waiting
 
 __all__ = [
     "FAIL",
@@ -60,8 +57,14 @@ def prove(
     """
     spec = schedule.spec
     subject = Subject(schedule.graph(), spec.num_stages, spec.num_microbatches, schedule)
-    checks = check_order(subject, p2p=p2p, boundaries=boundaries)
-    checks.append(check_collectives(subject, checks[1:], rendezvous=p2p == "rendezvous"))
+    rendezvous = _check_p2p(p2p) == "rendezvous" and subject.graph.has_messages
+    settled = never_waits(subject, rendezvous=rendezvous)
+    checks = check_order(subject, p2p=p2p, boundaries=boundaries, settled=settled and rendezvous)
+    checks.append(
+        passed("MF315")
+        if settled
+        else check_collectives(subject, checks[1:], rendezvous=rendezvous)
+    )
     checks += judge_memory_and_gradients(
         subject,
         complete=checks[0],
@@ -80,16 +83,33 @@ def prove(
 
 
 def check_order(
-    subject: Subject, *, p2p: str, boundaries: Mapping[int, Boundary] | None = None
+    subject: Subject,
+    *,
+    p2p: str,
+    boundaries: Mapping[int, Boundary] | None = None,
+    settled: bool = False,
 ) -> list[Check]:
-    """Invariants 1 to 4, by code."""
+    """Invariants 1 to 4, by code.
+
+    Args:
+        settled: whether it is known that no rank waits for ever, even under rendezvous.
+    """
+    rendezvous = _check_p2p(p2p) == "rendezvous"
+    messages = check_messages(subject, boundaries)
+    waiting = (
+        (passed("MF312"), passed("MF314"))
+        if settled
+        else check_waiting(subject, rendezvous=rendezvous)
+    )
+    if messages.status == FAIL:
+        waiting = waiting[0], skipped("MF314", "sends and receives do not pair (MF313)")
+    return [check_complete(subject), waiting[0], messages, waiting[1]]
+
+
+def _check_p2p(p2p: str) -> str:
     if p2p not in P2P:
         raise MfsdpError("MF305", f"p2p is {p2p!r}; it is one of {', '.join(P2P)}", where="--p2p")
-    messages = check_messages(subject, boundaries)
-    acyclic, rendezvous = check_waiting(subject, rendezvous=p2p == "rendezvous")
-    if messages.status == FAIL:
-        rendezvous = skipped("MF314", "sends and receives do not pair (MF313)")
-    return [check_complete(subject), acyclic, messages, rendezvous]
+    return p2p
 
 
 def judge_memory_and_gradients(
