@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,9 @@ def test_settings_of_a_plan_file_are_judged_again(tmp_path: Path) -> None:
     document["findings"] = []
     file.write_text(json.dumps(document))
     assert inline("validate", file, "--json").codes("error") == ["MF223"]
+
+
+def test_the_page_of_rules_is_current() -> None:
+    script = Path(__file__).parents[1] / "scripts" / "make_rules_page.py"
+    done = subprocess.run([sys.executable, script, "--check"], check=False)
+    assert done.returncode == 0, "run python scripts/make_rules_page.py"
