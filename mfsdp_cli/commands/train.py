@@ -69,7 +69,10 @@ def train(
     tokenizer: Annotated[
         str, typer.Option(help="bytes: one token a byte.", rich_help_panel=_DATA)
     ] = "bytes",
-    precision: Annotated[str, typer.Option(help="fp32, bf16.", rich_help_panel=_RUN)] = "fp32",
+    precision: Annotated[
+        str | None,
+        typer.Option(help="fp32, bf16. Default: the plan's.", rich_help_panel=_RUN),
+    ] = None,
     backend: Annotated[
         str,
         typer.Option(help="auto, gloo (CPU), nccl (one GPU a rank).", rich_help_panel=_WHERE),
@@ -122,7 +125,6 @@ def train(
         adam_beta1=adam_beta1,
         adam_beta2=adam_beta2,
         adam_eps=adam_eps,
-        precision=precision,
         trace=trace,
     )
     request = TrainRequest(
@@ -131,6 +133,7 @@ def train(
         settings=settings,
         data=tuple(data or ()),
         tokenizer=tokenizer,
+        precision=precision,
         backend=backend,
         ranks_per_device=ranks_per_device,
         hosts=Hosts(nnodes, node_rank, rdzv_endpoint),
@@ -159,6 +162,8 @@ def _run(request: TrainRequest) -> int:
             _show_end(ready.job.run_dir, status)
         return ExitCode.OK if status == launch.COMPLETED else ExitCode.PROBLEM
     outcome = launch.launch(ready.create(), ready.world_size, request.hosts)
+    if output.interactive():
+        output.console(err=True).show_cursor(True)  # rank 0 may have left in mid-bar
     if outcome.failure is not None:
         _show_failure(outcome.failure, outcome.others)
     if request.hosts.node_rank == 0:

@@ -45,7 +45,6 @@ def build_chunks(
     seed: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    batch_p2p: bool = False,
 ) -> list[Chunk]:
     """The chunks of this pipeline rank, by vp_stage, with initial weights.
 
@@ -55,12 +54,11 @@ def build_chunks(
     Args:
         seed: what the weights depend on, with their names.
         dtype: dtype of the parameters.
-        batch_p2p: passed on to Megatron's schedules; ours do not read it.
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
     """
-    config = transformer_config.make(spec, layout, dtype=dtype, batch_p2p=batch_p2p)
+    config = transformer_config.make(spec, layout, dtype=dtype)
     chunks = [
         Chunk(spec, stage, _build_module(spec, stage, layout.vpp, config).to(device))
         for stage in layout.stages_of(pp_rank)

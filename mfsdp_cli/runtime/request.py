@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ class TrainRequest:
     """A run as it is asked for.
 
     Args:
+        precision: None: the plan's.
         not_built: flags that are known and not supported yet, and whether each was given.
     """
 
@@ -77,6 +78,7 @@ class TrainRequest:
     settings: TrainSettings
     data: tuple[str, ...] = ()
     tokenizer: str = "bytes"
+    precision: str | None = None
     backend: str = "auto"
     ranks_per_device: int = 1
     hosts: Hosts = field(default_factory=Hosts)
@@ -94,6 +96,8 @@ class TrainRequest:
         """
         self._check_flags()
         plan = self._load_plan()
+        settings = replace(self.settings, precision=self.precision or plan.settings.precision)
+        _one_of("--precision", settings.precision, PRECISIONS)
         world_size = 1 if self.engine == "single" else plan.parallel.world_size
         self.hosts.check(world_size)
         corpus = self._load_corpus(plan)
@@ -104,7 +108,7 @@ class TrainRequest:
             plan_digest=plan.plan_digest,
             run_dir=run_dir.absolute(),
             engine=self.engine,
-            settings=self.settings,
+            settings=settings,
             backend=backend,
             ranks_per_device=self.ranks_per_device,
             data=self.data,
@@ -127,7 +131,7 @@ class TrainRequest:
             if given:
                 raise MfsdpError("MF510", f"{flag} is not supported yet", where=flag)
         _one_of("--engine", self.engine, ENGINES)
-        _one_of("--precision", self.settings.precision, PRECISIONS)
+        _one_of("--precision", self.precision or PRECISIONS[0], PRECISIONS)
         _one_of("--backend", self.backend, BACKENDS)
         _check_settings(self.settings)
 
@@ -138,7 +142,7 @@ class TrainRequest:
         refuse_faulty(plan, self.plan)
         refuse_unbuildable(plan.model)
         if self.engine != "single":
-            refuse_unrunnable(plan.parallel, self.engine)
+            refuse_unrunnable(plan.parallel, plan.settings, self.engine)
         return plan
 
     def _load_corpus(self, plan: Plan) -> Corpus:
@@ -170,12 +174,12 @@ class TrainRequest:
             "schedule_digest": plan.schedule.digest,
             "engine": self.engine,
             "backend": job.backend,
-            "precision": self.settings.precision,
-            "seed": self.settings.seed,
+            "precision": job.settings.precision,
+            "seed": job.settings.seed,
             "world_size": world_size,
             "global_batch_size": plan.parallel.global_batch_size,
             "seq_length": plan.parallel.seq_length,
-            "settings": self.settings.to_json(),
+            "settings": job.settings.to_json(),
             "versions": _versions(),
             "data": corpus.source,
             "data_digest": corpus.digest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def _load_plan(job: Job) -> Plan:
 
 def _connect(job: Job, plan: Plan) -> Topology:
     device = topology_.local_rank() // job.ranks_per_device
+    if job.backend == "nccl" and job.ranks_per_device > 1:
+        topology_.share_device(int(os.environ["RANK"]))
     if job.engine == "single":
         return topology_.connect(pp=1, dp=1, backend=job.backend, local_device=device)
     return topology_.connect(

@@ -29,17 +29,13 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def make(
-    spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32, batch_p2p: bool = False
-) -> Any:
+def make(spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32) -> Any:
     """The configuration of every chunk of the layout (all share it).
 
     No dropout, no fusion that needs a GPU kernel, no initialization by Megatron.
 
     Args:
         dtype: dtype of parameters and of what goes between stages.
-        batch_p2p: whether Megatron's schedules batch their sends and receives. With interleaving
-            this must stay off: at PP 2 the two ranks would mix up forward and backward tensors.
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
@@ -78,7 +74,7 @@ def make(
         deterministic_mode=True,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        **_pipeline(layout, dtype, batch_p2p),
+        **_pipeline(layout, dtype),
         **_experts(spec.moe),
     )
     try:
@@ -103,7 +99,12 @@ def _activation(spec: ModelSpec) -> Callable[[torch.Tensor], torch.Tensor]:
     return _ACTIVATIONS[spec.activation]
 
 
-def _pipeline(layout: Layout, dtype: torch.dtype, batch_p2p: bool) -> dict[str, Any]:
+def _pipeline(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
+    """What Megatron's own schedules read; ours does not.
+
+    Sends and receives are never batched: with interleaving at PP 2 the two ranks would mix up
+    activations and gradients, silently.
+    """
     interleaved = layout.vpp > 1
     return {
         "pipeline_model_parallel_size": layout.pp,
@@ -111,7 +112,7 @@ def _pipeline(layout: Layout, dtype: torch.dtype, batch_p2p: bool) -> dict[str, 
         "pipeline_model_parallel_layout": [_stage_names(stage) for stage in layout.stages],
         "pipeline_dtype": dtype,
         "overlap_p2p_comm": interleaved,
-        "batch_p2p_comm": batch_p2p and not interleaved,
+        "batch_p2p_comm": False,
         "batch_p2p_sync": False,
         "variable_seq_lengths": False,
         "deallocate_pipeline_outputs": False,
