@@ -12,7 +12,6 @@ from mfsdp_cli.layout.printer import format_layout
 from mfsdp_cli.model.spec import LatentAttention, MixtureOfExperts, ModelSpec
 from mfsdp_cli.parallel import Parallel, Settings
 
-
 #: (activation, gated) -> the flag that says it; None: Megatron's default.
 _ACTIVATIONS = {
     ("gelu", False): None,

@@ -21,6 +21,9 @@ DEFAULT_SEQUENCE = 4096
 #: Sizes beyond this are typing errors; below it every product stays exact and printable.
 LARGEST = 10**9
 
+#: Uses of layers in one step that a plan lists; beyond it the document takes gigabytes.
+MOST_USES = 4_000_000
+
 _COUNTS = (
     "world_size",
     "pipeline_model_parallel_size",
@@ -135,17 +138,31 @@ class _Resolver:
             )
         return max(1, batch // (micro * dp))
 
+    def uses(self, microbatches: int) -> None:
+        """Refuse a step whose order of uses no document holds."""
+        layers = self.spec.num_layers + self.spec.mtp_num_layers
+        uses = 2 * microbatches * layers
+        if uses > MOST_USES:
+            self.fault(
+                "MF235",
+                f"{microbatches} microbatches through {layers} layers are {uses} forwards and "
+                f"backwards of layers; a plan lists at most {MOST_USES}",
+                "--global-batch-size",
+                "fewer microbatches: a larger --micro-batch-size or --world-size",
+            )
+
 
 def resolve_parallel(
     sizes: Mapping[str, Any], spec: ModelSpec, *, pp: int, vpp: int
 ) -> tuple[Parallel | None, list[Finding]]:
-    """All sizes, or None and every contradiction among those given (MF202 to MF204)."""
+    """All sizes, or None and every contradiction among those given (MF202 to MF204, MF235)."""
     findings: list[Finding] = []
     resolver = _Resolver(sizes, spec, findings)
     world, dp = resolver.data_parallel(pp)
     micro = resolver.get("micro_batch_size", 1)
     batch = resolver.get("global_batch_size", 4 * pp * micro * dp)
     microbatches = resolver.microbatches(micro, batch, dp)
+    resolver.uses(microbatches)
     if findings:
         return None, findings
     length = min(DEFAULT_SEQUENCE, spec.max_position_embeddings)
