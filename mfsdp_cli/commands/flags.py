@@ -1,17 +1,10 @@
-"""The flags of a plan, written once for every command that takes them.
-
-``@takes_plan_flags`` gives a command all flags of :class:`PlanFlags` as options of its own, and
-hands them to it as one object in the parameter ``flags``.
-"""
+"""The flags of a plan, written once for every command that takes them."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -412,32 +405,6 @@ _SWITCHES = {
     "enable_cuda_graph": ("cuda_graph_impl", "local"),
     "external_cuda_graph": ("cuda_graph_impl", "transformer_engine"),
 }
-
-
-def takes_plan_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter ``flags`` by the flags of :class:`PlanFlags`."""
-    own = inspect.signature(command, eval_str=True)
-    hints = get_type_hints(PlanFlags, include_extras=True)
-    spliced = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[field.name]
-        )
-        for field in fields(PlanFlags)
-    ]
-    parameters = [p for name, p in own.parameters.items() if name != "flags"]
-    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-
-    @wraps(command)
-    def wrapper(**values: Any) -> None:
-        flags = PlanFlags(**{field.name: values.pop(field.name) for field in fields(PlanFlags)})
-        command(flags=flags, **values)
-
-    joined = [*kept, *spliced]
-    wrapper.__signature__ = inspect.Signature(joined)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in joined}
-    # Typer resolves annotations of the wrapped function where it finds one.
-    del wrapper.__wrapped__
-    return wrapper
 
 
 def _positive(flag: str, value: int | None) -> int | None:

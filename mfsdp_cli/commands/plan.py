@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mfsdp_cli.commands.flags import PlanFlags, takes_plan_flags
+from mfsdp_cli.commands.flags import PlanFlags
+from mfsdp_cli.commands.splice import takes_plan_flags
 from mfsdp_cli.errors import ExitCode
 from mfsdp_cli.output import output
 from mfsdp_cli.plan import Plan, json_text

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mfsdp_cli.commands.flags import PlanFlags, takes_plan_flags
+from mfsdp_cli.commands.flags import PlanFlags
+from mfsdp_cli.commands.splice import takes_plan_flags
 from mfsdp_cli.errors import ExitCode, MfsdpError
 from mfsdp_cli.output import output
 from mfsdp_cli.planning.reader import is_plan, read_plan
