@@ -160,14 +160,13 @@ def test_what_megatron_refuses_is_said_in_its_words() -> None:
         transformer_config.make(spec, layout)
 
 
-def test_sizes_and_settings_that_no_engine_runs_are_named() -> None:
-    plan = plan_of("llama-tiny")
-    refuse_unrunnable(plan.parallel, plan.settings, "mfsdp")
-    wide = replace(plan.parallel, tensor_model_parallel_size=2, expert_model_parallel_size=4)
-    again = replace(plan.settings, recompute_granularity="full")
+def test_sizes_that_no_engine_runs_are_named() -> None:
+    parallel = plan_of("llama-tiny").parallel
+    refuse_unrunnable(parallel, "mfsdp")
+    wide = replace(parallel, tensor_model_parallel_size=2, expert_model_parallel_size=4)
     with pytest.raises(MfsdpError) as caught:
-        refuse_unrunnable(wide, again, "distopt")
+        refuse_unrunnable(wide, "distopt")
     assert caught.value.finding.message == (
         "engine distopt does not run this yet: --tensor-model-parallel-size 2,"
-        " --expert-model-parallel-size 4, --recompute-granularity full"
+        " --expert-model-parallel-size 4"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.model.spec import MixtureOfExperts, ModelSpec
-from mfsdp_cli.parallel import Parallel, Settings
+from mfsdp_cli.parallel import Parallel
 
 _SCORES = ("softmax", "sigmoid")
 _BALANCING = ("none", "aux_loss", "seq_aux_loss")
@@ -56,19 +56,17 @@ def refuse_unbuildable(spec: ModelSpec) -> None:
         )
 
 
-def refuse_unrunnable(parallel: Parallel, settings: Settings, engine: str) -> None:
-    """Raise MF502 for sizes and settings that no engine runs here."""
+def refuse_unrunnable(parallel: Parallel, engine: str) -> None:
+    """Raise MF502 for sizes that no engine runs here."""
     sizes = {
         "--tensor-model-parallel-size": parallel.tensor_model_parallel_size,
         "--context-parallel-size": parallel.context_parallel_size,
         "--expert-model-parallel-size": parallel.expert_model_parallel_size,
     }
     unknown = [f"{flag} {size}" for flag, size in sizes.items() if size > 1]
-    if settings.recompute_granularity != "none":
-        unknown.append(f"--recompute-granularity {settings.recompute_granularity}")
     if unknown:
         raise MfsdpError(
             "MF502",
             f"engine {engine} does not run this yet: {', '.join(unknown)}",
-            hint="plan again without it; engine single runs any plan as one rank",
+            hint="plan again with 1; engine single runs any plan as one rank",
         )

@@ -142,7 +142,7 @@ class TrainRequest:
         refuse_faulty(plan, self.plan)
         refuse_unbuildable(plan.model)
         if self.engine != "single":
-            refuse_unrunnable(plan.parallel, plan.settings, self.engine)
+            refuse_unrunnable(plan.parallel, self.engine)
         return plan
 
     def _load_corpus(self, plan: Plan) -> Corpus:
