@@ -338,6 +338,20 @@ def test_a_plan_that_is_not_there() -> None:
         Plan.load("absent.json")
 
 
+def test_a_memory_limit_stays_with_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    assert inline("plan", "llama-tiny", "--memory-limit", "1", "--out", file).code == 1
+    assert judged(file, code=1).codes("error") == ["MF218"]
+
+
+def test_a_plan_made_for_megatron_is_judged_for_whom_it_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    made = inline("plan", "llama-tiny", "--pp", "2", "--target", "megatron", "--out", file)
+    assert made.code == 1
+    assert judged(file, code=0).codes() == ["MF213"]
+    assert judged(file, "--target", "megatron", code=1).codes("error") == ["MF213"]
+
+
 def test_flags_do_not_go_with_a_plan(plan_file: Path) -> None:
     said = inline("validate", plan_file, "--pp", "4")
     assert said.code == 2

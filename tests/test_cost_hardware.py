@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from mfsdp_cli.cost.hardware import GIB, hardware_names, load_hardware
+from mfsdp_cli.cost.hardware import GIB, Hardware, hardware_names, load_hardware
 from mfsdp_cli.errors import MfsdpError
 
 
@@ -75,3 +77,15 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(MfsdpError, match="abacus") as caught:
         load_hardware("abacus")
     assert "h100" in caught.value.finding.hint
+
+
+def test_the_file_in_the_documentation(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "cost-model.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(block)
+    ours = load_hardware(str(file))
+    assert ours.name == "our-cluster"
+    assert ours.compute_efficiency == 0.45
+    names = {field.name for field in fields(Hardware)}
+    assert all(f"`{name}`" in page or f"{name}:" in page for name in names)

@@ -87,6 +87,12 @@ def test_defaults_of_settings_follow_vpp() -> None:
     assert interleaved.resident_chunks == 2
 
 
+def test_schedules_as_torch_spells_them() -> None:
+    assert resolve_settings({"schedule": "1F1B"}, vpp=1)[0].schedule == "1f1b"
+    _, (finding,) = resolve_settings({"schedule": "1F1BX"}, vpp=1)
+    assert "1F1BX" in finding.message
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

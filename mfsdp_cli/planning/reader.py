@@ -18,6 +18,7 @@ from mfsdp_cli.planning.assemble import Assembly, assemble
 from mfsdp_cli.planning.document import digest
 from mfsdp_cli.planning.settings import resolve_settings
 from mfsdp_cli.planning.sizes import check_counts, resolve_parallel
+from mfsdp_cli.rules.judge import RULES
 from mfsdp_cli.rules.table import Target
 
 _SECTIONS: dict[str, type] = {
@@ -134,9 +135,12 @@ def _findings(items: list[Any]) -> list[Finding]:
 
 
 def _joined(fresh: list[Finding], stored: list[Finding]) -> list[Finding]:
-    """What holds now, and what only the making of the plan could see (limits, hardware)."""
-    codes = {finding.code for finding in fresh}
-    return fresh + [finding for finding in stored if finding.code not in codes]
+    """What holds now, and what only the making of the plan could see (limits, hardware).
+
+    What the rules say is judged anew: it depends on the target, and on the rules of this version.
+    """
+    judged = {finding.code for finding in fresh} | {rule.code for rule in RULES}
+    return fresh + [finding for finding in stored if finding.code not in judged]
 
 
 def _contradictions(document: dict[str, Any], parts: Assembly, where: str) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mfsdp_cli.errors import Finding, MfsdpError, Severity
 from mfsdp_cli.parallel import Settings
-from mfsdp_cli.schedule.spec import REDUCTIONS, check_name, default_name
+from mfsdp_cli.schedule.spec import PLANNED, REDUCTIONS, SUPPORTED, check_name, default_name
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute_granularity": ("none", "selective", "full"),
@@ -33,10 +33,17 @@ def resolve_settings(given: Mapping[str, Any], *, vpp: int) -> tuple[Settings, l
         "resident_chunks": 2 if vpp > 1 else 1,
     }
     values = defaults | {name: value for name, value in given.items() if value is not None}
+    values["schedule"] = _spelled(values["schedule"])
     findings = [finding for name, value in values.items() if (finding := _check(name, value))]
     faulty = {finding.where for finding in findings}
     sound = {name: value for name, value in values.items() if _flag(name) not in faulty}
     return Settings(**sound), findings
+
+
+def _spelled(schedule: Any) -> Any:
+    """A schedule's name in lower case where it is known; torch writes 1F1B."""
+    known = isinstance(schedule, str) and schedule.lower() in (*SUPPORTED, *PLANNED)
+    return schedule.lower() if known else schedule
 
 
 def _check(name: str, value: Any) -> Finding | None:

@@ -12,6 +12,7 @@ from mfsdp_cli.parallel import Parallel, Settings
 from mfsdp_cli.planning.request import PlanRequest
 from mfsdp_cli.planning.settings import resolve_settings
 
+GIB = 1 << 30
 #: Settings that are a pair of flags, on and off; other switches only have the name that sets them.
 _PAIRS = frozenset(
     {
@@ -30,9 +31,17 @@ def signature(request: PlanRequest, parallel: Parallel, layout: Layout, settings
     words += ["--pp", str(parallel.pipeline_model_parallel_size)]
     words += ["--vpp", str(parallel.virtual_pipeline_model_parallel_size)]
     words += ["--layout", format_layout(layout), *_sizes(parallel), *_settings(settings, parallel)]
-    if request.hardware is not None:
-        words += ["--hardware", request.hardware]
-    return shlex.join(words)
+    return shlex.join([*words, *_limits(request)])
+
+
+def _limits(request: PlanRequest) -> list[str]:
+    """What memory is judged against and times are predicted for."""
+    words = [] if request.hardware is None else ["--hardware", request.hardware]
+    if request.gpus_per_node is not None:
+        words += ["--gpus-per-node", str(request.gpus_per_node)]
+    if request.memory_limit is not None:
+        words += ["--memory-limit", f"{request.memory_limit / GIB:.12g}"]
+    return words
 
 
 def _model_flags(request: PlanRequest) -> list[str]:
