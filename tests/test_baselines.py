@@ -28,6 +28,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "interleaved": {"pp": 2, "vpp": 2, "dp": 2},
     "uneven": {"pp": 2, "layout": "Et*5|t*3L", "dp": 2},
     "data parallel": {"dp": 4},
+    "deep": {"pp": 4},
     "empty stages": {"pp": 4, "layout": "Et*3||tt||t|t|t|L"},
 }
 

@@ -22,7 +22,7 @@ from mfsdp_cli.runtime.weights import initial_weight
 from tests.helpers.alone import alone
 from tests.helpers.plans import plan_of
 from tests.helpers.ranks import run_ranks
-from tests.helpers.training import engine_of, reconnect
+from tests.helpers.training import reconnect
 
 MODELS = ("llama-tiny", "gpt2-tiny", "deepseek-v3-proxy-tiny")
 SEED = 7
@@ -60,7 +60,7 @@ def test_router_biases_are_buffers_of_the_plan() -> None:
 
 
 def _chunks(rank: int, world: int) -> list[dict[str, Any]]:
-    """On each rank: what every model and layout built, and its first loss."""
+    """On each rank: what every model and layout built."""
     found = []
     for model in MODELS:
         for sizes in LAYOUTS:
@@ -93,22 +93,19 @@ def _chunks(rank: int, world: int) -> list[dict[str, Any]]:
                         for name, value in chunk.module.named_parameters()
                         if global_names(chunk)[name] == WORD_EMBEDDING
                     ],
-                    "loss": engine_of("distopt", plan, topology).train_step(1).loss,
                 }
             )
     return found
 
 
 def test_every_layout_starts_from_the_same_model() -> None:
-    references = {
-        model: engine_of("single", plan_of(model), alone()).train_step(1).loss for model in MODELS
-    }
+    # That the first losses agree is tested with the engines (test_baselines).
+    alone()
     for cases in zip(*run_ranks(4, _chunks), strict=True):
         model = cases[0]["model"]
         for case in cases:
             assert case["layers"] == case["expected_layers"]
             assert case["counts"] == case["expected_counts"]
-            assert case["loss"] == pytest.approx(references[model], rel=1e-6)
         firsts = [case for case in cases if case["dp_rank"] == 0]
         names = [name for case in firsts for chunk in case["names"] for name in chunk]
         unsplit = global_names(build_unsplit(preset(model), seed=SEED)).values()
