@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Several ranks share the cores: one compute thread a process.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo test test-all lint golden bench clean
+.PHONY: help setup demo test test-all lint golden docs bench clean
 
 help:
 	@echo "make setup     build .venv with mfsdp in it"
@@ -15,6 +15,7 @@ help:
 	@echo "make test      linter, type checker and tests"
 	@echo "make test-all  make test and the long sweeps"
 	@echo "make golden    rewrite golden files and snapshots"
+	@echo "make docs      rewrite the generated pages"
 	@echo "make bench     benchmarks, side by side, as ratios"
 
 setup: $(STAMP)
@@ -42,6 +43,10 @@ test-all: lint
 
 golden: setup
 	MFSDP_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -m "not sweep" -k "golden or snapshot"
+
+docs: setup
+	$(BIN)/python scripts/make_cli_reference.py
+	$(BIN)/python scripts/make_rules_page.py
 
 bench: setup
 	@for bench in tests/bench/bench_*.py; do $(BIN)/python $$bench; done
