@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\w*)\s*$")
 _NOTE = re.compile(r"^<!--\s*(.*?)\s*-->$")
+SPAN = re.compile(r"`([^`\n]+)`")
 _HEADING = re.compile(r"^#+\s+(.*)$")
 _VARIES = re.compile(r"[\d.,]*\d|[█·]+")
 ELLIPSIS = "..."
@@ -29,6 +30,11 @@ def pages() -> list[Path]:
     """Every page that a reader of the repository meets."""
     found = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "plans" / "README.md"]
     return [*found, *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def page_id(page: Path) -> str:
+    """A page's path in the repository."""
+    return str(page.relative_to(ROOT))
 
 
 @dataclass
@@ -69,7 +75,9 @@ class Block:
             return []
         found: list[Command] = []
         for line in self.lines:
-            if line.startswith("$ "):
+            if found and not found[-1].shown and found[-1].text.endswith("\\"):
+                found[-1].text += f"\n{line}"
+            elif line.startswith("$ "):
                 found.append(Command(line.removeprefix("$ ")))
             else:
                 assert found, f"{self.place} begins with output"
@@ -172,7 +180,7 @@ def rewrite(block: Block, outputs: list[list[str]]) -> None:
     lines = block.page.read_text(encoding="utf-8").splitlines()
     fresh = []
     for command, output in zip(block.commands(), outputs, strict=True):
-        fresh += [f"$ {command.text}", *output]
+        fresh += [*f"$ {command.text}".splitlines(), *output]
     lines[block.line : block.line + len(block.lines)] = fresh
     block.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
