@@ -13,6 +13,7 @@ from mfsdp_cli.runtime.numeric.compare import (
     Tolerances,
     compare,
     constant_ratio,
+    measure_floor,
     tensor_difference,
 )
 from mfsdp_cli.runtime.numeric.explain import explain
@@ -39,6 +40,7 @@ def test_equal_steps_pass() -> None:
         "max_norm_rel": 0.0,
         "max_weight_rel": 0.0,
         "grad_norm": 3.0,
+        "noise_floor": 0.0,
         "reference_grad_norm": 3.0,
         "copies_bit_equal": True,
         "first_divergence": None,
@@ -97,6 +99,29 @@ def test_a_missing_tensor_and_nan_fail() -> None:
     assert result.first_divergence is not None
     assert result.to_json()["max_weight_rel"] is None
     assert judged(step(loss=float("nan"))).first_divergence is not None
+
+
+def test_later_steps_are_judged_against_the_noise_floor() -> None:
+    # The floor: another order of summation moved the norm of step 2 by 1e-5.
+    floor = measure_floor([step(), step(norm=3.0 * (1 + 1e-5))], [step(), step()])
+    assert floor.scalars[0] == 0.0
+    assert floor.scalars[1] == pytest.approx(1e-5, rel=1e-3)
+
+    def divergence(*steps: Step) -> str | None:
+        reference = [step() for _ in steps]
+        first = compare(list(steps), reference, Tolerances(), floor).first_divergence
+        return None if first is None else f"{first.step} {first.phase}"
+
+    assert divergence(step(), step(norm=3.0 * (1 + 9e-5))) is None
+    assert divergence(step(), step(norm=3.0 * (1 + 2e-4))) == "2 norm"
+    # The first step starts from equal weights: no floor excuses it.
+    assert divergence(step(norm=3.0 * (1 + 3.5e-5)), step()) == "1 norm"
+
+
+def test_no_noise_excuses_a_difference_of_a_percent() -> None:
+    noisy = measure_floor([step(), step(norm=6.0)], [step(), step()])
+    faulty = [step(), step(norm=3.0 * 1.02)]
+    assert compare(faulty, [step(), step()], Tolerances(), noisy).first_divergence is not None
 
 
 def test_helpers() -> None:

@@ -1,13 +1,15 @@
 """Every layout against the one-rank reference, fp32, ten steps, all numbers.
 
 The tolerances are those of ``mfsdp validate --numeric``: first step loss and norm 1e-6 and
-gradients 1e-5, all steps loss, norm and weights 1e-5, copies bit-equal. The model is the preset as
+gradients 1e-5, all steps loss, norm and weights 1e-5, copies bit-equal.
+The model is the preset as
 it is (no proxy). ``make test`` runs a few layouts, ``make test-all`` every one.
 """
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,8 +17,8 @@ import pytest
 
 from mfsdp_cli.plan import Plan
 from mfsdp_cli.runtime.numeric.compare import Step
-from mfsdp_cli.runtime.numeric.job import Capture
-from mfsdp_cli.runtime.numeric.run import capture_steps, judge
+from mfsdp_cli.runtime.numeric.job import FLOOR, Capture
+from mfsdp_cli.runtime.numeric.run import capture_steps, judge, load_steps
 from tests.helpers.cli import mfsdp
 
 STEPS = 10
@@ -66,12 +68,17 @@ def make_plan(model: str, layout: str, folder: Path) -> Path:
 
 
 @cache
-def reference(model: str, folder: Path) -> list[Step]:
-    """The reference depends on the model and the batch alone: one for all layouts."""
+def reference(model: str, folder: Path) -> tuple[list[Step], list[Step]]:
+    """The reference, and its second training in another order.
+
+    It depends on the model and the batch alone: one for all layouts.
+    """
     own = folder / model
     own.mkdir()
     make_plan(model, "pp1-dp2", own)
-    return capture_steps(Capture(str(own), "single", STEPS, "gloo", full=True), 1)
+    capture = Capture(str(own), "single", STEPS, "gloo", full=True)
+    steps = capture_steps(capture, 1)
+    return steps, load_steps(replace(capture, engine=FLOOR), 1)
 
 
 @pytest.mark.parametrize(("model", "layout"), cases())
@@ -81,7 +88,8 @@ def test_ten_steps_equal_the_one_rank_reference(
     plan = Plan.load(make_plan(model, layout, tmp_path))
     capture = Capture(str(tmp_path), "mfsdp", STEPS, "gloo", full=True)
     mine = capture_steps(capture, plan.parallel.world_size)
-    result = judge(plan, mine, reference(model, reference_folder), None)
+    single, other_order = reference(model, reference_folder)
+    result = judge(plan, mine, single, None, other_order)
     assert result.findings == ()
     document = result.document
     print(
@@ -91,6 +99,8 @@ def test_ten_steps_equal_the_one_rank_reference(
         f"weights {document['max_weight_rel']:.1e}"
     )
     assert document["steps"] == STEPS
+    for figure in ("max_loss_rel", "max_norm_rel", "max_grad_rel", "max_weight_rel"):
+        assert document[figure] <= 1e-5, figure
     assert document["copies_bit_equal"]
     assert mine[0].grad_norm > 0.1
     assert mine[-1].loss < mine[0].loss

@@ -30,12 +30,25 @@ class SingleEngine:
 
     Main weights and gradients are fp32. With ``bf16`` the model computes on rounded copies of the
     main weights and its gradients are added up in fp32, microbatch by microbatch.
+
+    Args:
+        backwards: take a step's microbatches last to first. Another order of the same sums: what
+            it changes is rounding, and no engine can be expected closer to the reference.
     """
 
-    def __init__(self, plan: Plan, topology: Topology, settings: TrainSettings, data: Data) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        settings: TrainSettings,
+        data: Data,
+        *,
+        backwards: bool = False,
+    ) -> None:
         if topology.world_size != 1:
             raise MfsdpError("MF501", f"engine single runs on 1 rank, not {topology.world_size}")
         self._moe = plan.model.moe
+        self._backwards = backwards
         self._settings = settings
         self._data = data
         self._device = topology.device
@@ -88,7 +101,8 @@ class SingleEngine:
         microbatches = self._data.microbatches
         forward.set_auxiliary_loss_scale(1.0 / microbatches, self._device)
         total = 0.0
-        for index in range(microbatches):
+        order = range(microbatches)
+        for index in reversed(order) if self._backwards else order:
             loss = forward.batch_loss(
                 self._model, self._data.training(step, index).to(self._device)
             )

@@ -1,20 +1,33 @@
 """One rank of a numeric run: ``python -m mfsdp_cli.runtime.numeric.capture``.
 
-Trains a few steps and saves, a file a rank and step, loss, norm, gradients and weights.
+Trains a few steps and saves, a file a rank and step, loss, norm, gradients and weights. The
+reference trains twice, the second time adding microbatches up backwards: how far apart the two end
+is the noise floor, what rounding alone does to this model.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
+from mfsdp_cli.baselines.single import SingleEngine
 from mfsdp_cli.errors import ExitCode
-from mfsdp_cli.runtime.numeric.job import Capture
+from mfsdp_cli.plan import Plan
+from mfsdp_cli.runtime import topology as topology_
+from mfsdp_cli.runtime.corpus import Corpus, load_corpus
+from mfsdp_cli.runtime.data import Data
+from mfsdp_cli.runtime.engine import Engine, make_engine
+from mfsdp_cli.runtime.numeric.job import FLOOR, Capture
+from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
 from mfsdp_cli.runtime.report import write_report
 from mfsdp_cli.runtime.settings import TrainSettings
+from mfsdp_cli.runtime.topology import Topology
 
 
 def numeric_settings(steps: int, seed: int) -> TrainSettings:
@@ -26,16 +39,6 @@ def numeric_settings(steps: int, seed: int) -> TrainSettings:
 
 def run(capture: Capture) -> None:
     """Join the ranks, train, save."""
-    import torch
-    import torch.distributed as dist
-
-    from mfsdp_cli.plan import Plan
-    from mfsdp_cli.runtime import topology as topology_
-    from mfsdp_cli.runtime.corpus import Corpus
-    from mfsdp_cli.runtime.data import Data
-    from mfsdp_cli.runtime.engine import make_engine
-    from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
-
     given = Plan.load(Path(capture.folder, "plan.json"))
     plan = full_plan(given) if capture.full else proxy_plan(given)
     alone = capture.engine == "single"
@@ -48,12 +51,12 @@ def run(capture: Capture) -> None:
         local_device=topology_.local_rank(),
         shared_pp_ranks=[] if alone else [group.pp_ranks for group in plan.shared_groups],
     )
-    needed = (parallel.global_batch_size * capture.steps + 1) * (parallel.seq_length + 1)
-    # Skewed, so that there is something to learn and gradients do not vanish.
-    draws = np.random.default_rng(capture.seed).random(2 * max(needed, 1000))
-    tokens = (draws**4 * plan.model.vocab_size).astype(np.int64)
+    text = load_corpus(())
+    # Real text: on tokens drawn at random gradients shrink to noise within a few steps, and their
+    # norm is rounding then.
+    tokens = text.tokens.astype(np.int64) % plan.model.vocab_size
     data = Data(
-        Corpus(tokens, "random tokens"),
+        Corpus(tokens, text.source),
         vocab_size=plan.model.vocab_size,
         seq_length=parallel.seq_length,
         micro_batch_size=parallel.micro_batch_size,
@@ -61,7 +64,15 @@ def run(capture: Capture) -> None:
         seed=capture.seed,
     )
     settings = numeric_settings(capture.steps, capture.seed)
-    engine = make_engine(capture.engine, plan, topology, settings, data)
+    _train(make_engine(capture.engine, plan, topology, settings, data), capture, topology)
+    if alone:
+        backwards = SingleEngine(plan, topology, settings, data, backwards=True)
+        _train(backwards, replace(capture, engine=FLOOR), topology)
+    dist.barrier()
+
+
+def _train(engine: Engine, capture: Capture, topology: Topology) -> None:
+    """Run the steps and save each."""
     for step in range(1, capture.steps + 1):
         result = engine.train_step(step)
         weights, gradients = engine.named_weights(), engine.named_gradients()
@@ -76,7 +87,6 @@ def run(capture: Capture) -> None:
                 capture.file(topology.rank, step),
             )
     engine.close()
-    dist.barrier()
 
 
 def main() -> int:

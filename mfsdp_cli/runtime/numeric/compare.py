@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +34,36 @@ class Tolerances:
         if tolerance is None:
             return cls()
         return cls(tolerance / 10, tolerance, tolerance, 100 * tolerance)
+
+
+#: A later difference may be this many times the noise floor, and never more than the cap.
+FLOOR_FACTOR = 10.0
+FLOOR_CAP = 1e-2
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """What rounding alone does: largest differences up to each step (index 0: step 1) between two
+    trainings of the reference that add up in different order.
+
+    Deep, narrow models double a rounding difference every step or two; without the floor a sound
+    layout would look wrong after ten steps.
+    """
+
+    scalars: tuple[float, ...] = ()
+    gradients: tuple[float, ...] = ()
+
+    def later(self, step: int, tolerance: float) -> float:
+        """What loss, norm and weights of a step may differ by."""
+        return _raised(tolerance, self.scalars, step)
+
+    def later_gradient(self, step: int, tolerance: float) -> float:
+        return _raised(tolerance, self.gradients, step)
+
+
+def _raised(tolerance: float, floors: tuple[float, ...], step: int) -> float:
+    floor = floors[step - 1] if step <= len(floors) else 0.0
+    return max(tolerance, min(FLOOR_FACTOR * floor, FLOOR_CAP))
 
 
 @dataclass(frozen=True)
@@ -73,7 +103,8 @@ class Comparison:
     """All differences of a run against the reference.
 
     ``max_grad_rel`` is the first step's, where both start from equal weights; the other maxima
-    and ``max_later_grad_rel`` are over all steps.
+    and ``max_later_grad_rel`` are over all steps. ``noise_floor`` is the largest relative
+    difference of loss, norm or weights that rounding alone made in the reference.
     """
 
     steps: int = 0
@@ -85,8 +116,8 @@ class Comparison:
     grad_norm: float = 0.0
     reference_grad_norm: float = 0.0
     copies_bit_equal: bool = True
+    noise_floor: float = 0.0
     first_divergence: Divergence | None = None
-    _tolerances: Tolerances = field(default_factory=Tolerances)
 
     def to_json(self) -> dict[str, Any]:
         first = self.first_divergence
@@ -99,37 +130,73 @@ class Comparison:
             "max_weight_rel": _finite(self.max_weight_rel),
             "grad_norm": _finite(self.grad_norm),
             "reference_grad_norm": _finite(self.reference_grad_norm),
+            "noise_floor": _finite(self.noise_floor),
             "copies_bit_equal": self.copies_bit_equal,
             "first_divergence": None if first is None else first.to_json(),
         }
 
 
-def compare(mine: list[Step], reference: list[Step], tolerances: Tolerances) -> Comparison:
+def compare(
+    mine: list[Step],
+    reference: list[Step],
+    tolerances: Tolerances,
+    floor: NoiseFloor | None = None,
+) -> Comparison:
     """Compare step by step; norms reported are those of the first step."""
     result = Comparison(
         steps=min(len(mine), len(reference)),
         grad_norm=mine[0].grad_norm,
         reference_grad_norm=reference[0].grad_norm,
-        _tolerances=tolerances,
+        noise_floor=max(floor.scalars, default=0.0) if floor else 0.0,
     )
     for number, (ours, theirs) in enumerate(zip(mine, reference, strict=True), start=1):
-        _compare_step(result, number, ours, theirs)
+        allowed = _allowed(tolerances, floor or NoiseFloor(), number)
+        _compare_step(result, number, ours, theirs, allowed)
     return result
 
 
-def _compare_step(result: Comparison, number: int, ours: Step, theirs: Step) -> None:
-    tolerances = result._tolerances
-    scalar = tolerances.first if number == 1 else tolerances.later
+def measure_floor(one: list[Step], other: list[Step]) -> NoiseFloor:
+    """The noise floor from two trainings of the reference."""
+    scalars, gradients = [0.0], [0.0]
+    for a, b in zip(one, other, strict=True):
+        difference = compare([a], [b], Tolerances())
+        scalars.append(
+            max(
+                scalars[-1],
+                difference.max_loss_rel,
+                difference.max_norm_rel,
+                difference.max_weight_rel,
+            )
+        )
+        gradients.append(max(gradients[-1], difference.max_grad_rel))
+    return NoiseFloor(tuple(scalars[1:]), tuple(gradients[1:]))
+
+
+def _allowed(tolerances: Tolerances, floor: NoiseFloor, number: int) -> Tolerances:
+    """What a step may differ by: ``first`` for loss and norm, ``gradient``, ``later`` for weights.
+
+    The first step starts from equal weights: nothing is added to its tolerances.
+    """
+    if number == 1:
+        return tolerances
+    later = floor.later(number, tolerances.later)
+    gradient = floor.later_gradient(number, tolerances.later_gradient)
+    return Tolerances(first=later, gradient=gradient, later=later)
+
+
+def _compare_step(
+    result: Comparison, number: int, ours: Step, theirs: Step, allowed: Tolerances
+) -> None:
     loss = _relative(ours.loss, theirs.loss)
     result.max_loss_rel = max(result.max_loss_rel, loss)
-    _note(result, number, "forward", "loss", loss, scalar, _ratio(ours.loss, theirs.loss))
-    _compare_gradients(result, number, ours, theirs)
+    _note(result, number, "forward", "loss", loss, allowed.first, _ratio(ours.loss, theirs.loss))
+    _compare_gradients(result, number, ours, theirs, allowed.gradient)
     norm = _relative(ours.grad_norm, theirs.grad_norm)
     result.max_norm_rel = max(result.max_norm_rel, norm)
     ratio = _ratio(ours.grad_norm, theirs.grad_norm)
-    _note(result, number, "norm", "grad_norm", norm, scalar, ratio)
+    _note(result, number, "norm", "grad_norm", norm, allowed.first, ratio)
     weights = _compare_tensors(
-        result, number, "update", ours.weights, theirs.weights, tolerances.later
+        result, number, "update", ours.weights, theirs.weights, allowed.later
     )
     result.max_weight_rel = max(result.max_weight_rel, weights)
     if ours.differing_copies:
@@ -137,20 +204,14 @@ def _compare_step(result: Comparison, number: int, ours: Step, theirs: Step) -> 
         _note(result, number, "copies", ours.differing_copies[0], float("inf"), 0.0, None)
 
 
-def _compare_gradients(result: Comparison, number: int, ours: Step, theirs: Step) -> None:
-    tolerances = result._tolerances
-    first = number == 1
+def _compare_gradients(
+    result: Comparison, number: int, ours: Step, theirs: Step, tolerance: float
+) -> None:
     floor = 1e-6 * theirs.grad_norm  # a gradient that is truly zero is rounding alone
     worst = _compare_tensors(
-        result,
-        number,
-        "gradient",
-        ours.gradients,
-        theirs.gradients,
-        tolerances.gradient if first else tolerances.later_gradient,
-        floor,
+        result, number, "gradient", ours.gradients, theirs.gradients, tolerance, floor
     )
-    if first:
+    if number == 1:
         result.max_grad_rel = worst
     else:
         result.max_later_grad_rel = max(result.max_later_grad_rel, worst)

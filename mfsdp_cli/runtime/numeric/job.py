@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ENVIRONMENT = "MFSDP_CAPTURE"
+#: The name under which the reference saves its second training.
+FLOOR = "floor"
 
 
 @dataclass(frozen=True)

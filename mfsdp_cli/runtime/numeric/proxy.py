@@ -22,6 +22,9 @@ WIDTH = 64
 HEADS = 4
 HEAD_WIDTH = 16
 FFN = 128
+#: Half of 1/sqrt(WIDTH). With a wide model's 0.02 a step of 1e-3 would be 5% of a weight here, and
+#: rounding would grow tenfold a step.
+LEAST_STD = 0.06
 VOCABULARY = 256
 EXPERTS = 8
 SEQUENCE = 32
@@ -44,6 +47,7 @@ def proxy_model(spec: ModelSpec) -> ModelSpec:
         vocab_size=min(spec.vocab_size, VOCABULARY),
         padded_vocab_size=min(spec.padded_vocab_size, VOCABULARY),
         max_position_embeddings=min(spec.max_position_embeddings, VOCABULARY),
+        init_method_std=max(spec.init_method_std, LEAST_STD),
         latent_attention=_small_latent(spec.latent_attention),
         moe=_small_moe(spec.moe),
     )

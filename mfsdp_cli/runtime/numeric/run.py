@@ -13,7 +13,7 @@ from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
 from mfsdp_cli.runtime.launch import INTERRUPTED, Hosts, run_workers
 from mfsdp_cli.runtime.limits import refuse_unbuildable
 from mfsdp_cli.runtime.numeric.explain import explain
-from mfsdp_cli.runtime.numeric.job import ENVIRONMENT, Capture
+from mfsdp_cli.runtime.numeric.job import ENVIRONMENT, FLOOR, Capture
 from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
 
 if TYPE_CHECKING:
@@ -68,13 +68,14 @@ def run_numeric(
         for name, count in ranks.items():
             say(f"{name}: {steps} steps on {count} rank{'s' * (count > 1)} ({used.model.name})")
             captured[name] = capture_steps(Capture(folder, name, steps, backend, full), count)
-    return judge(used, captured[engine], captured["single"], tolerance)
+        floor = load_steps(Capture(folder, FLOOR, steps, backend, full), 1)
+    return judge(used, captured[engine], captured["single"], tolerance, floor)
 
 
 def capture_steps(capture: Capture, ranks: int) -> list[Step]:
     """Train a few steps of one engine, as processes of their own, and read what they did."""
     _run(capture, ranks)
-    return _load(capture, ranks)
+    return load_steps(capture, ranks)
 
 
 def _run(capture: Capture, ranks: int) -> None:
@@ -92,7 +93,7 @@ def _run(capture: Capture, ranks: int) -> None:
         )
 
 
-def _load(capture: Capture, ranks: int) -> list[Step]:
+def load_steps(capture: Capture, ranks: int) -> list[Step]:
     """The steps an engine captured; tensors of all ranks together."""
     import torch
 
@@ -125,12 +126,21 @@ def _load(capture: Capture, ranks: int) -> list[Step]:
 
 
 def judge(
-    plan: Plan, mine: list[Step], reference: list[Step], tolerance: float | None
+    plan: Plan,
+    mine: list[Step],
+    reference: list[Step],
+    tolerance: float | None,
+    other_order: list[Step],
 ) -> NumericResult:
-    """Compare what a layout did with what the reference did."""
-    from mfsdp_cli.runtime.numeric.compare import Tolerances, compare
+    """Compare what a layout did with what the reference did.
 
-    comparison = compare(mine, reference, Tolerances.at(tolerance))
+    Args:
+        other_order: the reference once more, adding up in another order: the noise floor.
+    """
+    from mfsdp_cli.runtime.numeric.compare import Tolerances, compare, measure_floor
+
+    floor = measure_floor(other_order, reference)
+    comparison = compare(mine, reference, Tolerances.at(tolerance), floor)
     finding = _finding(comparison, plan)
     return NumericResult(comparison.to_json(), () if finding is None else (finding,))
 
