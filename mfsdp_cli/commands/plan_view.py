@@ -115,7 +115,13 @@ def _parameters(document: dict[str, Any]) -> Iterable[str]:
     total = document["model"]["parameters"]["total"] + document["model"]["parameters"]["mtp"]
     held = sum(rank["parameters"] for rank in document["ranks"])
     copies = sum(rank["copied_parameters"] for rank in document["ranks"])
-    yield f"parameters: {total:,} unique, {held:,} over all pipeline ranks, {copies:,} copies"
+    expert_parallel = document["parallel"]["expert_model_parallel_size"]
+    held_by = (
+        "over all pipeline ranks"
+        if expert_parallel == 1
+        else f"on one rank a stage (EP {expert_parallel})"
+    )
+    yield f"parameters: {total:,} unique, {held:,} {held_by}, {copies:,} copies"
     for group in document["shared_groups"]:
         ranks = ", ".join(map(str, group["pp_ranks"]))
         yield f"shared: {group['name']} ({group['kind']}) on pipeline ranks {ranks}"
@@ -163,6 +169,11 @@ def _candidates(candidates: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
+#: What mfsdp train does not run although the plan is sound: expert parallelism, a model it cannot
+#: build.
+_UNTRAINABLE = frozenset({"MF214", "MF217"})
+
+
 def _next(plan: Plan, out: Path | None) -> Iterable[str]:
     if plan.errors:
         yield "next: mend the errors below; mfsdp train refuses this plan"
@@ -171,7 +182,8 @@ def _next(plan: Plan, out: Path | None) -> Iterable[str]:
     else:
         yield f"written: {out}"
         yield f"next: mfsdp validate {out}"
-        yield f"      mfsdp train {out}"
+        if not _UNTRAINABLE & {finding.code for finding in plan.findings}:
+            yield f"      mfsdp train {out}"
 
 
 def _table(*headers: str, right: tuple[int, ...] = ()) -> Table:

@@ -32,9 +32,14 @@ def train(
         ),
     ] = "mfsdp",
     steps: Annotated[
-        int, typer.Option("--steps", "--train-iters", min=1, rich_help_panel=_RUN)
+        int,
+        typer.Option(
+            "--steps", "--train-iters", min=1, help="Optimizer steps.", rich_help_panel=_RUN
+        ),
     ] = 100,
-    eval_interval: Annotated[int, typer.Option(min=0, help="0: never.", rich_help_panel=_RUN)] = 0,
+    eval_interval: Annotated[
+        int, typer.Option(min=0, help="Steps between evaluations; 0: never.", rich_help_panel=_RUN)
+    ] = 0,
     eval_steps: Annotated[
         int,
         typer.Option(
@@ -45,15 +50,31 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = 8,
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_RUN)] = 1234,
-    lr: Annotated[float, typer.Option(rich_help_panel=_OPTIMIZER)] = 1e-3,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Weights and order of samples.", rich_help_panel=_RUN)
+    ] = 1234,
+    lr: Annotated[
+        float, typer.Option(help="Learning rate after warm-up.", rich_help_panel=_OPTIMIZER)
+    ] = 1e-3,
     lr_warmup_steps: Annotated[
         int,
-        typer.Option("--lr-warmup-steps", "--lr-warmup-iters", min=0, rich_help_panel=_OPTIMIZER),
+        typer.Option(
+            "--lr-warmup-steps",
+            "--lr-warmup-iters",
+            min=0,
+            help="Steps of linear warm-up; 0: none.",
+            rich_help_panel=_OPTIMIZER,
+        ),
     ] = 10,
-    weight_decay: Annotated[float, typer.Option(rich_help_panel=_OPTIMIZER)] = 0.01,
+    weight_decay: Annotated[
+        float,
+        typer.Option(help="Not on biases and one dimension.", rich_help_panel=_OPTIMIZER),
+    ] = 0.01,
     clip_grad: Annotated[
-        float, typer.Option(help="0: no clipping.", rich_help_panel=_OPTIMIZER)
+        float,
+        typer.Option(
+            help="Largest norm of the gradient; 0: no clipping.", rich_help_panel=_OPTIMIZER
+        ),
     ] = 1.0,
     adam_beta1: Annotated[float, typer.Option(rich_help_panel=_OPTIMIZER)] = 0.9,
     adam_beta2: Annotated[float, typer.Option(rich_help_panel=_OPTIMIZER)] = 0.95,
@@ -92,17 +113,28 @@ def train(
         bool, typer.Option("--overwrite", help="Replace the run folder.", rich_help_panel=_RECORD)
     ] = False,
     save_interval: Annotated[
-        int, typer.Option(min=0, help="Checkpoint interval; 0: none.", rich_help_panel=_RECORD)
+        int,
+        typer.Option(
+            min=0, help="Steps between checkpoints; not available yet.", rich_help_panel=_RECORD
+        ),
     ] = 0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from a checkpoint.", rich_help_panel=_RECORD)
+        bool,
+        typer.Option(
+            "--resume", help="Go on from a checkpoint; not available yet.", rich_help_panel=_RECORD
+        ),
     ] = False,
     trace: Annotated[
         bool, typer.Option("--trace", help="Record what is executed.", rich_help_panel=_RECORD)
     ] = False,
-    tensorboard: Annotated[bool, typer.Option(rich_help_panel=_RECORD)] = True,
+    tensorboard: Annotated[
+        bool, typer.Option(help="TensorBoard events in the run folder.", rich_help_panel=_RECORD)
+    ] = True,
     wandb: Annotated[
-        bool, typer.Option("--wandb", help="Log to Weights & Biases.", rich_help_panel=_RECORD)
+        bool,
+        typer.Option(
+            "--wandb", help="Log to Weights & Biases; not available yet.", rich_help_panel=_RECORD
+        ),
     ] = False,
     no_progress: Annotated[
         bool, typer.Option("--no-progress", help="No bar on a terminal.", rich_help_panel=_RECORD)
