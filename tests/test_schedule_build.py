@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from mfsdp_cli.errors import MfsdpError
-from mfsdp_cli.schedule.build import build_schedule, canonical_text
-from tests.helpers.schedules import schedule, spec
+from mfsdp_cli.schedule.actions import Action, Kind
+from mfsdp_cli.schedule.build import build_evaluation, build_schedule, canonical_text
+from mfsdp_cli.schedule.proof.execution import stuck
+from mfsdp_cli.schedule.proof.waiting import message_parties
+from tests.helpers.schedules import schedule, spec, with_lists
 
 GOLDEN = Path(__file__).parent / "golden" / "schedules"
 CASES = {
@@ -73,6 +76,58 @@ def test_says_so_where_ranks_would_wait_for_ever():
 def test_runs_with_fewer_microbatches_than_ranks():
     assert schedule(8, 1, 1).bubble_fraction == 0.875
     assert schedule(4, 1, 3).bubble_fraction == 0.5
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "m", "more"),
+    [
+        (1, 1, 3, {}),
+        (2, 1, 4, {}),
+        (2, 2, 4, {"resident_chunks": 2}),
+        (2, 2, 8, {"group_size": 3, "resident_chunks": 0}),
+        (3, 3, 6, {}),
+        (4, 2, 9, {"group_size": 5}),
+    ],
+)
+def test_an_evaluation_runs_every_forward_and_never_waits_for_ever(pp, vpp, m, more):
+    made = spec(pp, vpp, m, **more)
+    lists = build_evaluation(made)
+    forwards = [action for row in lists for action in row if action.kind is Kind.FORWARD]
+    assert sorted((a.stage, a.microbatch) for a in forwards) == [
+        (stage, microbatch) for stage in range(pp * vpp) for microbatch in range(m)
+    ]
+    for row in lists:
+        gathered = set()
+        for action in row:
+            if action.kind is Kind.UNSHARD:
+                gathered.add(action.stage)
+                assert len(gathered) <= max(1, made.resident_chunks)
+            elif action.kind is Kind.RESHARD:
+                gathered.remove(action.stage)
+            elif action.kind is Kind.FORWARD:
+                assert action.stage in gathered
+        assert not gathered
+    graph = with_lists(build_schedule(made), lists).graph()
+    assert not stuck(graph, message_parties(graph))
+
+
+def test_receives_at_their_uses_would_wait_for_ever():
+    made = spec(2, 2, 4)
+    lists = [_received_at_use(row) for row in build_evaluation(made)]
+    graph = with_lists(build_schedule(made), lists).graph()
+    assert stuck(graph, message_parties(graph))
+
+
+def _received_at_use(row: list[Action]) -> list[Action]:
+    receives = [action for action in row if action.kind is Kind.RECV_F]
+    late = []
+    for action in row:
+        receive = Action(Kind.RECV_F, action.stage, action.microbatch)
+        if action.kind is Kind.FORWARD and receive in receives:
+            late.append(receive)
+        if action.kind is not Kind.RECV_F:
+            late.append(action)
+    return late
 
 
 def test_pp16_vpp2_m64_is_fast():

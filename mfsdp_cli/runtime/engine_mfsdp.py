@@ -34,6 +34,7 @@ from mfsdp_cli.runtime.pipe import Pipe
 from mfsdp_cli.runtime.stage_runner import StageRunner
 from mfsdp_cli.runtime.trace import Trace
 from mfsdp_cli.schedule.actions import Action, Kind
+from mfsdp_cli.schedule.build import build_evaluation
 
 if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
@@ -103,10 +104,10 @@ class MfsdpEngine:
             self._runners,
             self._sharded(),
             lambda stage: topology.rank_of(pp_rank_of[stage]),
-            topology.rank,
         )
         return Executor(
             self._actions,
+            build_evaluation(plan.schedule.spec)[topology.pp_rank],
             stages,
             self.context,
             Pipe(topology.pp_forward, shape, self._dtype, topology.device),

@@ -41,22 +41,19 @@ class Stages:
     Args:
         runners, sharded: by stage: what runs it, and its units.
         rank_of: global rank of any stage of this data-parallel rank's pipeline.
-        rank: this global rank.
     """
 
     runners: dict[int, StageRunner]
     sharded: dict[int, Sharded]
     rank_of: RankOf
-    rank: int
-
-    def is_local(self, stage: int) -> bool:
-        return stage in self.runners
 
 
 class Executor:
     """Runs the actions of one rank.
 
     Args:
+        actions: of a training step.
+        evaluation: of an evaluation of one batch: forwards with their gathers and messages.
         forward_pipe, backward_pipe: activations and their gradients.
         resident: whether stages are held between UNSHARD and RESHARD.
         end_of_step: what each end-of-step action does.
@@ -66,6 +63,7 @@ class Executor:
     def __init__(
         self,
         actions: Sequence[Action],
+        evaluation: Sequence[Action],
         stages: Stages,
         context: Context,
         forward_pipe: Pipe,
@@ -77,6 +75,7 @@ class Executor:
         trace: Trace,
     ) -> None:
         self._actions = tuple(actions)
+        self._evaluation = tuple(evaluation)
         self._stages = stages
         self._context = context
         self._forward_pipe = forward_pipe
@@ -101,7 +100,8 @@ class Executor:
         }
         for kind, run in end_of_step.items():
             self._do[kind] = _ignoring_action(run)
-        unknown = sorted({str(a.kind) for a in self._actions} - {str(kind) for kind in self._do})
+        given = {*self._actions, *self._evaluation}
+        unknown = sorted({str(a.kind) for a in given} - {str(kind) for kind in self._do})
         if unknown:
             raise ValueError(f"Expected actions that the executor knows, got {unknown}")
 
@@ -186,39 +186,11 @@ class Executor:
 
     @torch.no_grad()
     def evaluate(self, batches: Batches) -> None:
-        """Run the step's microbatches forward only, in the schedule's order of forwards."""
+        """Run one batch forward only. It enters neither the trace nor the order of uses."""
         self._batches = batches
-        held: int | None = None
-        for action in self._actions:
-            if action.kind is not Kind.FORWARD:
-                continue
-            if held != action.stage:
-                self._hold_only(action.stage)
-                held = action.stage
-            self._receive_for(action)
-            self._forward(action)
-            self._send_after(action)
-        self._hold_only(None)
+        for action in self._evaluation:
+            self._do[action.kind](action)
         self._forward_pipe.flush()
-
-    def _hold_only(self, stage: int | None) -> None:
-        for other, sharded in self._stages.sharded.items():
-            if other != stage:
-                self._context.release(sharded.units)
-        if stage is not None:
-            self._context.hold(self._stages.sharded[stage].units)
-
-    def _receive_for(self, action: Action) -> None:
-        stage, index = _place(action)
-        first = self._stages.runners[stage].stage.embedding
-        if not first and not self._stages.is_local(stage - 1):
-            self._receive_forward(Action(Kind.RECV_F, stage, index))
-
-    def _send_after(self, action: Action) -> None:
-        stage, index = _place(action)
-        last = self._stages.runners[stage].stage.loss
-        if not last and not self._stages.is_local(stage + 1):
-            self._send_forward(Action(Kind.SEND_F, stage, index))
 
     # -- look-ups --------------------------------------------------------------------------
 

@@ -100,6 +100,24 @@ def build_schedule(spec: ScheduleSpec, *, strict: bool = True) -> Schedule:
     )
 
 
+def build_evaluation(spec: ScheduleSpec) -> list[list[Action]]:
+    """What every pipeline rank executes to evaluate one batch: the step's forwards alone.
+
+    Gathers and messages are placed anew. Without the backwards ranks meet in another order: a
+    receive left at its use would wait behind a send that waits for it.
+
+    Raises:
+        MfsdpError: MF304 where ranks would wait for each other for ever.
+    """
+    orders = [
+        [action for action in order if action.kind is Kind.FORWARD]
+        for order in compute_orders(spec)
+    ]
+    timeline = _simulate(spec, orders)
+    lists = add_unshard_reshard(orders, spec.resident_chunks)
+    return add_send_receive(lists, timeline, rank_of=spec.rank_of, num_stages=spec.num_stages)
+
+
 def canonical_text(lists: Iterable[Sequence[Action]]) -> str:
     """The schedule as text: one line a rank, actions separated by commas."""
     return "".join(",".join(map(str, actions)) + "\n" for actions in lists)

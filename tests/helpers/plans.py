@@ -19,8 +19,9 @@ def plan_of(
     mbs: int = 1,
     gbs: int = 8,
     seq: int = 32,
+    **settings: Any,
 ) -> Plan:
-    """The plan of a preset with these sizes."""
+    """The plan of a preset with these sizes and settings."""
     sizes: dict[str, Any] = {
         "pipeline_model_parallel_size": pp,
         "world_size": pp * dp,
@@ -32,4 +33,4 @@ def plan_of(
         sizes["num_virtual_stages_per_pipeline_rank"] = vpp
     if layout is not None:
         sizes["pipeline_model_parallel_layout"] = layout
-    return build_plan(PlanRequest(model, sizes=sizes))
+    return build_plan(PlanRequest(model, sizes=sizes, settings=settings))
