@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 # Several ranks share the cores: one compute thread a process.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo test test-all lint golden docs bench clean
+.PHONY: help setup demo test sweep test-all lint golden docs bench clean
 
 help:
 	@echo "make setup     build .venv with mfsdp in it"
 	@echo "make demo      plan, validate, train and compare a small DeepSeek-V3 proxy"
 	@echo "make test      linter, type checker and tests"
-	@echo "make test-all  make test and the long sweeps"
+	@echo "make sweep     the long sweeps (every layout against one rank)"
+	@echo "make test-all  make test, then make sweep"
 	@echo "make golden    rewrite golden files and snapshots"
 	@echo "make docs      rewrite the generated pages"
 	@echo "make bench     benchmarks, side by side, as ratios"
@@ -38,8 +39,10 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest
 
-test-all: lint
-	$(BIN)/python -m pytest -m "sweep or not sweep"
+sweep: setup
+	$(BIN)/python -m pytest -m sweep
+
+test-all: test sweep
 
 golden: setup
 	MFSDP_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -m "not sweep" -k "golden or snapshot"
