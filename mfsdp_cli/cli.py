@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 import typer
@@ -15,6 +16,7 @@ from mfsdp_cli.commands.train import train
 from mfsdp_cli.commands.validate import validate
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
 from mfsdp_cli.output import output
+from mfsdp_cli.streams import guard_streams
 
 app = typer.Typer(
     name="mfsdp",
@@ -47,30 +49,44 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command line; every way out is an exit code of the contract."""
+    guard_streams()
+    try:
+        code = _exit_code()
+        sys.stdout.flush()
+    except MfsdpError as error:
+        _show_traceback()
+        output.finding(error.finding)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except Exception as error:
+        _show_traceback()
+        output.finding(_internal_fault(error))
+        code = ExitCode.INTERNAL
+    if code == ExitCode.INTERRUPTED:
+        output.log("interrupted")
+    sys.exit(code)
+
+
+def _exit_code() -> int:
+    """Run the application; it leaves by SystemExit, however it ends."""
     try:
         app()
-    except MfsdpError as error:
-        if os.environ.get("MFSDP_DEBUG") == "1":
-            raise
-        output.finding(error.finding)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        output.log("interrupted")
-        sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong on this side.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.OK)
-    except Exception as error:
-        if os.environ.get("MFSDP_DEBUG") == "1":
-            raise
-        output.finding(
-            Finding(
-                "MF901",
-                Severity.ERROR,
-                f"internal fault: {type(error).__name__}: {error}",
-                hint="run again with MFSDP_DEBUG=1 to see where it happened, and report it",
-            )
-        )
-        sys.exit(ExitCode.INTERNAL)
-    sys.exit(ExitCode.OK)
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else ExitCode.OK
+    return ExitCode.OK
+
+
+def _show_traceback() -> None:
+    """Where the error being handled came from, for whoever asks with ``MFSDP_DEBUG=1``."""
+    if os.environ.get("MFSDP_DEBUG") == "1":
+        output.log(traceback.format_exc())
+
+
+def _internal_fault(error: Exception) -> Finding:
+    return Finding(
+        "MF901",
+        Severity.ERROR,
+        f"internal fault: {type(error).__name__}: {error}",
+        hint="run again with MFSDP_DEBUG=1 to see where it happened, and report it",
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import Finding
@@ -55,9 +56,10 @@ class Output:
             console.print(renderable)
 
     def log(self, text: str) -> None:
-        """A line for the person watching, on stderr."""
-        self.stderr.write(text + "\n")
-        self.stderr.flush()
+        """A line for the person watching, on stderr; if nobody can, work goes on without."""
+        with suppress(OSError):
+            self.stderr.write(text + "\n")
+            self.stderr.flush()
 
     def finding(self, finding: Finding) -> None:
         """One finding in the house form: ``severity[CODE]: message``, place, then hint."""
