@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mfsdp_cli.errors import Finding, MfsdpError, Severity
+from mfsdp_cli.files import write_whole
 from mfsdp_cli.layout.layout import Layout
 from mfsdp_cli.layout.shared import SharedGroup
 from mfsdp_cli.model.spec import ModelSpec
@@ -80,7 +80,15 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the document, whole or not at all. Raises MF902 where that is impossible."""
-        write_atomically(Path(path), json_text(self.document))
+        try:
+            write_whole(Path(path), json_text(self.document))
+        except OSError as error:
+            raise MfsdpError(
+                "MF902",
+                f"cannot write {path}: {error.strerror or error}",
+                where=f"--out {path}",
+                hint="name a file in a folder that exists and can be written",
+            ) from error
 
 
 def run_digest(
@@ -131,35 +139,3 @@ def _block(value: Any) -> str:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file through a neighbour that takes its place.
-
-    Raises:
-        MfsdpError: MF902 naming the path and what the system said.
-    """
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent or ".")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise MfsdpError(
-            "MF902",
-            f"cannot write {path}: {error.strerror or error}",
-            where=f"--out {path}",
-            hint="name a file in a folder that exists and can be written",
-        ) from error
-
-
-def _umask() -> int:
-    """The process's umask; it can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -28,7 +28,7 @@ ALLOWED = {
     "fsdp": set(),
     "baselines": {"model", "layout", "schedule", "runtime"},
 }
-SHARED = {"errors", "parallel", "plan", "output", ""}
+SHARED = {"errors", "files", "parallel", "plan", "output", ""}
 
 
 def _modules() -> list[Path]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mfsdp_cli.errors import MfsdpError
-from mfsdp_cli.plan import Plan, canonical_json, json_text, run_digest, write_atomically
+from mfsdp_cli.plan import Plan, canonical_json, json_text, run_digest
 from mfsdp_cli.planning.build import build_plan
 from mfsdp_cli.planning.request import PlanRequest
 
@@ -71,19 +71,3 @@ def test_json_text_reads_back(document: dict) -> None:
 def test_json_text_refuses_what_is_not_strict() -> None:
     with pytest.raises(ValueError, match="Out of range"):
         json_text({"a": {"b": float("inf")}})
-
-
-def test_a_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text("old")
-
-    def full(_source: object, _target: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("mfsdp_cli.plan.os.replace", full)
-    with pytest.raises(MfsdpError, match="No space left"):
-        write_atomically(file, "new")
-    assert file.read_text() == "old"
-    assert [item.name for item in tmp_path.iterdir()] == ["plan.json"]

@@ -10,6 +10,7 @@ import typer
 
 from mfsdp_cli.compare.run import Axis
 from mfsdp_cli.errors import ExitCode, MfsdpError
+from mfsdp_cli.files import refuse_same_file
 from mfsdp_cli.output import output
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def compare_runs(
             where=f"--html {html}",
             hint="use --png FILE for a picture, --json for the numbers",
         )
+    refuse_same_file("--png", png, [("a run that is compared", run) for run in runs])
     policy = Policy(tolerance(abs_tolerance, rel_tolerance), allow_nan, x, metric)
     comparisons = compare_paths(runs, policy)
     if png is not None:

@@ -9,7 +9,8 @@ import typer
 
 from mfsdp_cli.commands.flags import PlanFlags
 from mfsdp_cli.commands.splice import takes_plan_flags
-from mfsdp_cli.errors import ExitCode
+from mfsdp_cli.errors import ExitCode, MfsdpError
+from mfsdp_cli.files import refuse_same_file
 from mfsdp_cli.output import output
 from mfsdp_cli.plan import Plan, json_text
 from mfsdp_cli.planning.build import build_plan
@@ -66,6 +67,7 @@ def plan(
     ] = False,
 ) -> None:
     """Plan a pipeline-parallel layout: stages, memory, schedule, Megatron's flags."""
+    _refuse_overwriting(model, flags.hardware, out, graph)
     try:
         made = build_plan(flags.request(model, top=top), target=target, limits=unbuildable)
     except PlanningFaults as faults:
@@ -82,6 +84,26 @@ def plan(
     output.findings(made.findings)
     if made.errors:
         raise typer.Exit(ExitCode.PROBLEM)
+
+
+def _refuse_overwriting(
+    model: str, hardware: str | None, out: Path | None, graph: Path | None
+) -> None:
+    """Raise MF207 where a file to be written is one that is read, or both are the same."""
+    inputs: list[tuple[str, str | Path | None]] = [
+        ("the model", model),
+        ("the model", Path(model, "config.json")),
+        ("the hardware's file", hardware),
+    ]
+    refuse_same_file("--out", out, inputs)
+    refuse_same_file("--graph", graph, inputs)
+    if out is not None and graph is not None and out.absolute() == graph.absolute():
+        raise MfsdpError(
+            "MF207",
+            f"plan and schedule graph would be written to the same file {out}",
+            where="--out, --graph",
+            hint="name two files",
+        )
 
 
 def _show(made: Plan, out: Path | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from mfsdp_cli.compare.document import verdict_of
 from mfsdp_cli.compare.judge import Comparison, Judged
 from mfsdp_cli.compare.series import Series
 from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +54,10 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
     _curves(upper, comparisons)
     _differences(lower, comparisons)
     _titles(upper, comparisons)
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
     try:
-        figure.savefig(path, format="png")
+        write_whole(path, picture.getvalue())
     except OSError as error:
         raise MfsdpError(
             "MF609",

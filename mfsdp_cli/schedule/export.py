@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.files import write_whole
 from mfsdp_cli.schedule.actions import END_OF_STEP
 from mfsdp_cli.schedule.attributes import StageCost, node_attributes
 from mfsdp_cli.schedule.build import Schedule, canonical_text
@@ -44,7 +45,7 @@ def write_graph(schedule: Schedule, path: str | Path, costs: Costs | None = None
     """
     text = render(schedule, suffix_of(path), costs)
     try:
-        Path(path).write_text(text, encoding="utf-8", newline="")
+        write_whole(Path(path), text)
     except OSError as error:
         reason = error.strerror or str(error)
         raise MfsdpError(
