@@ -236,6 +236,23 @@ def test_python_blocks_compile() -> None:
         compile(block.text, block.place, "exec")
 
 
+#: What libstdc++ says when a process group's thread outlives the interpreter: seen once in forty
+#: runs of two ranks, after the last line was printed. Our own workers leave without destructors.
+TEARDOWN = "terminate called without an active exception"
+
+
+def under_torchrun(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
 def test_the_training_loop_prints_what_is_shown(tmp_path: Path) -> None:
     """The loop of docs/engine.md on one rank and on two."""
     page = ROOT / "docs" / "engine.md"
@@ -248,15 +265,9 @@ def test_the_training_loop_prints_what_is_shown(tmp_path: Path) -> None:
     for command in shown.commands():
         words = shlex.split(command.text)
         assert words[0] == "torchrun"
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *words[1:]],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = under_torchrun(words[1:], tmp_path)
+        if TEARDOWN in done.stderr:
+            done = under_torchrun(words[1:], tmp_path)
         assert done.returncode == 0, done.stderr
         printed = done.stdout.splitlines()
         # Another processor may round the fourth digit otherwise; nothing else may differ.
