@@ -379,3 +379,9 @@ def test_nothing_to_validate() -> None:
     said = inline("validate")
     assert said.code == 2
     assert "nothing to validate" in said.err
+
+
+def test_a_path_that_cannot_exist_is_none() -> None:
+    said = inline("validate", "a" * 5000, "--json")
+    assert (said.code, said.out) == (2, "")
+    assert "File name too long" in said.err

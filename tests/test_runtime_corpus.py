@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from pathlib import Path
 
@@ -63,12 +64,23 @@ def test_a_folder_is_read_in_sorted_order_without_hidden_files(tmp_path: Path) -
     assert load_corpus([str(tmp_path)]).tokens.tobytes() == b"123"
 
 
+def test_what_is_no_regular_file_in_a_folder_is_left_out(tmp_path: Path) -> None:
+    """Reading a pipe would wait for whoever writes to it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "text").write_bytes(b"text")
+    assert load_corpus([str(tmp_path)]).tokens.tobytes() == b"text"
+
+
 def test_what_is_missing_or_empty_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     error = _error(str(tmp_path / "absent"))
     assert error.finding.code == "MF503"
     assert "no such file or folder" in error.finding.message
     assert "no files in the folder" in _error(str(tmp_path / "empty")).finding.message
+    for impossible in ("", "a" * 5000, "a\0b"):
+        assert _error(impossible).finding.message.startswith("no such file or folder")
+    assert "'gpt2'" in _error(tokenizer="gpt2").finding.message
     (tmp_path / "text").write_bytes(b"x")
     assert "'gpt2'" in _error(str(tmp_path / "text"), tokenizer="gpt2").finding.message
 

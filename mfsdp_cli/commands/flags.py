@@ -417,7 +417,7 @@ def _gib(value: float | None) -> int | None:
     """GiB as bytes."""
     if value is None:
         return None
-    if not (math.isfinite(value) and value > 0):
+    if not (math.isfinite(value * GIB) and value > 0):
         raise MfsdpError(
             "MF201", f"--memory-limit must be a positive number of GiB, got {value}",
             where="--memory-limit",

@@ -117,5 +117,6 @@ def _write_graph(made: Plan, path: Path, flags: PlanFlags) -> None:
     from mfsdp_cli.planning.graph_costs import graph_costs
     from mfsdp_cli.schedule.export import write_graph
 
-    hardware = load_hardware(flags.hardware or DEFAULT_NAME, gpus_per_node=flags.gpus_per_node)
+    name = DEFAULT_NAME if flags.hardware is None else flags.hardware
+    hardware = load_hardware(name, gpus_per_node=flags.gpus_per_node)
     write_graph(made.schedule, path, graph_costs(made, hardware))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -107,10 +108,10 @@ def _of_subject(subject: str | None, flags: PlanFlags, target: Target) -> Report
             hint="mfsdp validate PLAN, MODEL with plan flags, RUN_DIR, or --schedule-csv FILE",
         )
     path = Path(subject)
-    if path.is_dir() and (path / "run.json").exists():
+    if os.path.isfile(path / "run.json"):
         _refuse_flags(flags, f"the run {subject}")
         return _of_run(path)
-    if path.is_file() and is_plan(_beginning(path)):
+    if os.path.isfile(path) and is_plan(_beginning(path)):
         _refuse_flags(flags, f"the plan {subject}")
         plan, contradictions = read_plan(path, target=target)
         return validate_plan(plan, contradictions, target=target)

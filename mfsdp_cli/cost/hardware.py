@@ -8,6 +8,7 @@ reach in practice. A YAML file names the fields it changes; the rest comes from 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def load_hardware(source: str, *, gpus_per_node: int | None = None) -> Hardware:
     """
     if source in _KNOWN:
         found = _KNOWN[source]
-    elif Path(source).is_file():
+    elif os.path.isfile(source):
         found = _read(Path(source))
     else:
         raise MfsdpError(
@@ -114,14 +115,14 @@ def _read(path: Path) -> Hardware:
 
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MfsdpError("MF206", f"not a hardware file: {reason}", where=str(path)) from error
     if not isinstance(document, dict):
         raise MfsdpError("MF206", "a hardware file maps names to numbers", where=str(path))
     values = {str(key): value for key, value in document.items()}
     base = values.pop("base", DEFAULT_NAME)
-    if base not in _KNOWN:
+    if not isinstance(base, str) or base not in _KNOWN:
         raise MfsdpError(
             "MF206",
             f"base is {base!r}; it is one of {', '.join(hardware_names())}",
@@ -147,7 +148,7 @@ def _number(name: str, value: Any, path: Path) -> float | int:
     """YAML reads ``1e12`` as a text; take every spelling of a positive finite number."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     most = 1.0 if name in _SHARES else 1e30
     enough = number >= 0 if name in _MAY_BE_ZERO else number > 0

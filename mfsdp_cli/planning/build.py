@@ -87,7 +87,8 @@ def read_inputs(request: PlanRequest) -> Inputs:
     sizes = join_sizes(asked, loaded.parallel)
     if faults := [*check_counts(sizes), *check_pipeline(sizes)]:
         raise PlanningFaults(faults)
-    hardware = load_hardware(request.hardware or DEFAULT_NAME, gpus_per_node=request.gpus_per_node)
+    name = DEFAULT_NAME if request.hardware is None else request.hardware
+    hardware = load_hardware(name, gpus_per_node=request.gpus_per_node)
     settings = {**loaded.settings, **request.settings}
     return Inputs(request, loaded, sizes, settings, hardware)
 

@@ -112,6 +112,13 @@ def load_corpus(paths: Sequence[str], tokenizer: str = "bytes") -> Corpus:
     Raises:
         MfsdpError: MF503 where nothing can be read, MF504 for a broken Megatron pair.
     """
+    if tokenizer not in TOKENIZERS:
+        raise MfsdpError(
+            "MF503",
+            f"unknown tokenizer {tokenizer!r}",
+            where="--tokenizer",
+            hint=f"one of {', '.join(TOKENIZERS)}; other tokenizers: prepare a Megatron .bin/.idx",
+        )
     if not paths:
         return Corpus(_bytes_of(_standard_library(), _TEXT_LIMIT), STANDARD_LIBRARY)
     prefixes = [prefix for path in paths if (prefix := megatron_prefix(path)) is not None]
@@ -123,25 +130,18 @@ def load_corpus(paths: Sequence[str], tokenizer: str = "bytes") -> Corpus:
         )
     if prefixes:
         return Corpus(_megatron_tokens(prefixes[0]), str(prefixes[0]))
-    if tokenizer not in TOKENIZERS:
-        raise MfsdpError(
-            "MF503",
-            f"unknown tokenizer {tokenizer!r}",
-            where="--tokenizer",
-            hint=f"one of {', '.join(TOKENIZERS)}; other tokenizers: prepare a Megatron .bin/.idx",
-        )
-    files = [file for path in paths for file in _text_files(Path(path))]
+    files = [file for path in paths for file in _text_files(path)]
     return Corpus(_bytes_of(files, limit=None), ", ".join(paths))
 
 
 def megatron_prefix(path: str) -> Path | None:
     """The prefix of a Megatron pair that a path names (with or without suffix); None: no pair."""
-    prefix = Path(path[:-4] if path.endswith((".bin", ".idx")) else path)
-    pair = [prefix.with_name(prefix.name + suffix) for suffix in (".bin", ".idx")]
-    if all(file.is_file() for file in pair):
-        return prefix
-    if path.endswith((".bin", ".idx")) and any(file.is_file() for file in pair):
-        missing = next(file for file in pair if not file.is_file())
+    prefix = path[:-4] if path.endswith((".bin", ".idx")) else path
+    pair = [prefix + suffix for suffix in (".bin", ".idx")]
+    if all(os.path.isfile(file) for file in pair):
+        return Path(prefix)
+    if path.endswith((".bin", ".idx")) and any(os.path.isfile(file) for file in pair):
+        missing = next(file for file in pair if not os.path.isfile(file))
         raise MfsdpError(
             "MF504", f"half of a Megatron pair: {missing} is missing", where=f"--data {path}"
         )
@@ -153,23 +153,24 @@ def _standard_library() -> list[Path]:
     return [file for file in _walk(root) if file.suffix == ".py"]
 
 
-def _text_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = list(_walk(path))
+def _text_files(path: str) -> list[Path]:
+    if os.path.isdir(path):
+        files = list(_walk(Path(path)))
         if not files:
             raise MfsdpError("MF503", f"no files in the folder {path}", where=f"--data {path}")
         return files
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise MfsdpError("MF503", f"no such file or folder: {path}", where=f"--data {path}")
-    return [path]
+    return [Path(path)]
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """All files below a folder by relative path, without hidden ones, caches and tests."""
-    found = []
+    """All regular files below a folder by relative path, without hidden ones, caches and tests."""
+    found: list[Path] = []
     for folder, names, files in os.walk(root):
         names[:] = [n for n in names if n not in _NOT_SOURCE and not n.startswith(".")]
         found += [Path(folder, name) for name in files if not name.startswith(".")]
+    found = [file for file in found if file.is_file()]  # a pipe would be waited for
     yield from sorted(found, key=lambda file: file.relative_to(root).parts)
 
 
