@@ -247,6 +247,19 @@ CONTRADICTIONS: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("layer twice", lambda d: d["layout"]["stages"][1].update(layers=[1, 2, 3]), "stages[1]"),
     ("stage gone", lambda d: d["layout"]["stages"].pop(), "4 stages"),
     ("schedule", lambda d: d["schedule"].update(digest="f" * 64), "schedule.digest"),
+    ("layers shown", lambda d: d["model"].update(num_layers=9), "model.num_layers is 9, its"),
+    ("count", lambda d: d["ranks"][1].update(parameters=1), "ranks[1].parameters is 1, its"),
+    ("bubble", lambda d: d["schedule"].update(bubble_fraction=0.5), "bubble_fraction is 0.5"),
+    ("number of another type", lambda d: d["layout"]["stages"][0].update(loss=0), "loss is 0"),
+    (
+        "order",
+        lambda d: d["context"][0]["forward_order"][0].update(microbatch=7),
+        "context[0].forward_order[0].microbatch is 7",
+    ),
+    ("use gone", lambda d: d["context"][0]["backward_order"].pop(), "context[0].backward_order"),
+    ("group", lambda d: d["shared_groups"][0].update(pp_ranks=[0]), "shared_groups[0].pp_ranks"),
+    ("flags", lambda d: d["megatron_args"].pop(), "megatron_args"),
+    ("section gone", lambda d: d.pop("ranks"), "ranks is null"),
 ]
 
 

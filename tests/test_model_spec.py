@@ -53,6 +53,8 @@ def test_experts_check_themselves() -> None:
         replace(spec.moe, moe_router_topk=9)
     with pytest.raises(MfsdpError, match="must hold true and false only"):
         replace(spec.moe, moe_layer_pattern=(0, 1))  # type: ignore[arg-type]
+    with pytest.raises(MfsdpError, match="moe_router_enable_expert_bias must be true or false"):
+        replace(spec.moe, moe_router_enable_expert_bias=None)  # type: ignore[arg-type]
     with pytest.raises(MfsdpError, match="no bias on shared experts"):
         replace(spec, add_bias_linear=True)
 

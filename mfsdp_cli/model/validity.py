@@ -52,7 +52,7 @@ def check_model(spec: ModelSpec) -> None:
     _whole_numbers(spec, ("mtp_num_layers",), minimum=0)
     _at_most(spec, "num_layers", MAX_LAYERS)
     _at_most(spec, "mtp_num_layers", MAX_LAYERS)
-    _flags(spec)
+    _flags(spec, _FLAGS)
     for name, choices in _CHOICES.items():
         if getattr(spec, name) not in choices:
             _fail(f"{name} must be one of {', '.join(choices)}, got {getattr(spec, name)!r}")
@@ -80,6 +80,7 @@ def check_experts(moe: MixtureOfExperts) -> None:
     _whole_numbers(moe, sizes)
     _whole_numbers(moe, ("moe_shared_expert_intermediate_size",), minimum=0)
     _at_most(moe, "num_moe_experts", MAX_EXPERTS)
+    _flags(moe, ("moe_router_enable_expert_bias",))
     if moe.moe_router_topk > moe.num_moe_experts:
         _fail(f"moe_router_topk {moe.moe_router_topk} is above {moe.num_moe_experts} experts")
     if not all(isinstance(is_moe, bool) for is_moe in moe.moe_layer_pattern):
@@ -123,10 +124,10 @@ def _at_most(owner: Any, name: str, limit: int) -> None:
         _fail(f"{name} must be at most {limit}, got {getattr(owner, name)}")
 
 
-def _flags(spec: ModelSpec) -> None:
-    for name in _FLAGS:
-        if not isinstance(getattr(spec, name), bool):
-            _fail(f"{name} must be true or false, got {getattr(spec, name)!r}")
+def _flags(owner: Any, names: Sequence[str]) -> None:
+    for name in names:
+        if not isinstance(getattr(owner, name), bool):
+            _fail(f"{name} must be true or false, got {getattr(owner, name)!r}")
 
 
 def _positive(spec: ModelSpec, names: Sequence[str]) -> None:

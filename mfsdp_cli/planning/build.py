@@ -17,7 +17,7 @@ from mfsdp_cli.planning.assemble import Assembly, assemble
 from mfsdp_cli.planning.costs import Costs
 from mfsdp_cli.planning.document import make_plan
 from mfsdp_cli.planning.limits import memory_findings
-from mfsdp_cli.planning.megatron_args import inexpressible, megatron_args
+from mfsdp_cli.planning.megatron_args import inexpressible
 from mfsdp_cli.planning.pipeline import (
     PipelineRequest,
     check_pipeline,
@@ -159,7 +159,6 @@ def finished(decided: Decided, parts: Assembly, limits: Limits | None) -> Plan:
         parts,
         costs,
         signature=signature(request, parts.parallel, parts.layout, parts.settings),
-        megatron_args=megatron_args(parts.model, parts.parallel, parts.layout, parts.settings),
         hardware_assumed=request.hardware is None,
         candidates=decided.candidates,
     )

@@ -11,6 +11,7 @@ from mfsdp_cli.plan import SCHEMA, Plan, run_digest
 from mfsdp_cli.planning.assemble import Assembly
 from mfsdp_cli.planning.context import rank_contexts
 from mfsdp_cli.planning.costs import Costs, Prediction
+from mfsdp_cli.planning.megatron_args import megatron_args
 
 
 def make_plan(
@@ -18,7 +19,6 @@ def make_plan(
     costs: Costs,
     *,
     signature: str,
-    megatron_args: list[str],
     hardware_assumed: bool,
     candidates: list[dict[str, Any]],
 ) -> Plan:
@@ -28,21 +28,22 @@ def make_plan(
         hardware_assumed: nobody named the hardware that times are predicted for.
         candidates: what a search compared; empty where sizes were given.
     """
+    same = derived(parts)
     document = {
         "schema": SCHEMA,
         "signature": signature,
         "plan_digest": digest(parts),
-        "model": _model(parts),
-        "parallel": parts.parallel.to_json(),
-        "settings": parts.settings.to_json(),
-        "layout": _layout(parts),
-        "ranks": [_rank(parts, costs, rank) for rank in range(parts.layout.pp)],
-        "shared_groups": [group.to_json() for group in parts.groups],
-        "context": _contexts(parts, costs),
-        "schedule": _schedule(parts),
+        "model": same["model"],
+        "parallel": same["parallel"],
+        "settings": same["settings"],
+        "layout": same["layout"],
+        "ranks": _ranks(same["ranks"], costs),
+        "shared_groups": same["shared_groups"],
+        "context": _contexts(same["context"], costs),
+        "schedule": same["schedule"],
         "predicted": _predicted(costs, assumed=hardware_assumed),
         "candidates": candidates,
-        "megatron_args": megatron_args,
+        "megatron_args": same["megatron_args"],
         "findings": [finding.to_json() for finding in parts.findings],
     }
     return Plan(
@@ -55,6 +56,24 @@ def make_plan(
         tuple(parts.findings),
         document,
     )
+
+
+def derived(parts: Assembly) -> dict[str, Any]:
+    """What a document says that follows from its assembly alone, whatever the hardware.
+
+    A reader makes it again and compares: no number in it can be changed by hand.
+    """
+    return {
+        "model": _model(parts),
+        "parallel": parts.parallel.to_json(),
+        "settings": parts.settings.to_json(),
+        "layout": _layout(parts),
+        "ranks": [_counts(parts, rank) for rank in range(parts.layout.pp)],
+        "shared_groups": [group.to_json() for group in parts.groups],
+        "context": _orders(parts),
+        "schedule": _schedule(parts),
+        "megatron_args": megatron_args(parts.model, parts.parallel, parts.layout, parts.settings),
+    }
 
 
 def digest(parts: Assembly) -> str:
@@ -104,7 +123,7 @@ def _layout(parts: Assembly) -> dict[str, Any]:
     }
 
 
-def _rank(parts: Assembly, costs: Costs, rank: int) -> dict[str, Any]:
+def _counts(parts: Assembly, rank: int) -> dict[str, Any]:
     counts = rank_counts(parts.model, parts.layout, rank, parts.sharding)
     schedule = parts.schedule
     return {
@@ -114,11 +133,14 @@ def _rank(parts: Assembly, costs: Costs, rank: int) -> dict[str, Any]:
         "copied_parameters": counts.copied_parameters,
         "routed_parameters": counts.routed_parameters,
         "in_flight_chunks": None if schedule is None else schedule.in_flight_chunks[rank],
-        "memory": costs.memory(rank).to_json(),
     }
 
 
-def _contexts(parts: Assembly, costs: Costs) -> list[dict[str, Any]]:
+def _ranks(counts: list[dict[str, Any]], costs: Costs) -> list[dict[str, Any]]:
+    return [{**rank, "memory": costs.memory(rank["pp_rank"]).to_json()} for rank in counts]
+
+
+def _orders(parts: Assembly) -> list[dict[str, Any]]:
     if parts.schedule is None:
         return []
     contexts = rank_contexts(parts.schedule, parts.units)
@@ -127,9 +149,15 @@ def _contexts(parts: Assembly, costs: Costs) -> list[dict[str, Any]]:
             "resident_chunks": parts.settings.resident_chunks,
             "gradient_reduction": parts.settings.gradient_reduction,
             "gathers_per_step": parts.schedule.gathers_per_step[rank],
-            "peak_gathered_bytes": costs.memory(rank).gathered_peak,
         }
     return contexts
+
+
+def _contexts(orders: list[dict[str, Any]], costs: Costs) -> list[dict[str, Any]]:
+    for context in orders:
+        gathered = costs.memory(context["pp_rank"]).gathered_peak
+        context["residency"]["peak_gathered_bytes"] = gathered
+    return orders
 
 
 def _schedule(parts: Assembly) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from mfsdp_cli.layout.grammar import parse_layout
 from mfsdp_cli.layout.layout import Layout
 from mfsdp_cli.model.spec import ModelSpec
 from mfsdp_cli.parallel import Parallel, Settings
-from mfsdp_cli.plan import SCHEMA, Plan
+from mfsdp_cli.plan import SCHEMA, Plan, canonical_json
 from mfsdp_cli.planning.assemble import Assembly, assemble
-from mfsdp_cli.planning.document import digest
+from mfsdp_cli.planning.document import derived, digest
 from mfsdp_cli.planning.settings import resolve_settings
 from mfsdp_cli.planning.sizes import check_counts, resolve_parallel
 from mfsdp_cli.rules.judge import RULES
@@ -30,6 +30,7 @@ _SECTIONS: dict[str, type] = {
     "findings": list,
     "plan_digest": str,
 }
+_SHOWN = 60
 _AGAIN = "write the plan again with mfsdp plan --out; a plan is not edited by hand"
 
 
@@ -145,6 +146,7 @@ def _joined(fresh: list[Finding], stored: list[Finding]) -> list[Finding]:
 
 def _contradictions(document: dict[str, Any], parts: Assembly, where: str) -> list[Finding]:
     faults = [*_sizes(parts), *_stages(document, parts), *_digests(document, parts)]
+    faults = faults or _changed(document, parts)
     return [Finding("MF209", Severity.ERROR, text, _AGAIN, where) for text in faults]
 
 
@@ -208,6 +210,30 @@ def _digests(document: dict[str, Any], parts: Assembly) -> list[str]:
             f"{_short(digest(parts))}: the file was changed after it was written"
         )
     return faults
+
+
+def _changed(document: dict[str, Any], parts: Assembly) -> list[str]:
+    """The first value in each section that differs from what the plan's contents make it."""
+    made = json.loads(canonical_json(derived(parts)))
+    faults = (_difference(document.get(name), value, name) for name, value in made.items())
+    return [fault for fault in faults if fault is not None]
+
+
+def _difference(written: Any, made: Any, place: str) -> str | None:
+    """Where two JSON values part; keys beyond those that are made do not count."""
+    if isinstance(made, dict) and isinstance(written, dict):
+        pairs = [(f"{place}.{key}", written.get(key), value) for key, value in made.items()]
+    elif isinstance(made, list) and isinstance(written, list) and len(made) == len(written):
+        pairs = [(f"{place}[{i}]", *both) for i, both in enumerate(zip(written, made, strict=True))]
+    else:
+        same = type(written) is type(made) and written == made
+        return None if same else f"{place} is {_brief(written)}, its contents make {_brief(made)}"
+    return next((d for p, w, m in pairs if (d := _difference(w, m, p)) is not None), None)
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _short(digest: object) -> str:
