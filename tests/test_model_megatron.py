@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.errors import MfsdpError, Severity
 from mfsdp_cli.model.load import LoadedModel, load_model
 from mfsdp_cli.model.parameters import count_parameters
 from mfsdp_cli.model.presets import preset
@@ -406,6 +406,44 @@ def test_conditions_are_said_not_followed(load: Any) -> None:
     loaded = load(f"A=({BASE})\nif [ $X = 1 ]; then A+=(--swiglu); fi\nrun ${{A[@]}}\n")
     assert loaded.spec.gated_linear_unit
     assert [finding.code for finding in loaded.findings] == ["MF422"]
+
+
+@pytest.mark.parametrize("word", ["$EXTRA", '"${EXTRA}"', '"$@"', "${@:2}", "$(cat extra)", "`x`"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "--swiglu WORD",
+        "train.py --micro-batch-size 1 WORD",
+        "A=(\n  WORD\n  --micro-batch-size 1\n)\nrun ${A[@]}",
+    ],
+)
+def test_a_variable_that_may_be_arguments(script: str, word: str, load: Any) -> None:
+    """Nothing is read from it, and that is said."""
+    loaded = load(f"{BASE}\n{script.replace('WORD', word)}\n")
+    (warning,) = loaded.findings
+    assert (warning.code, warning.severity) == ("MF424", Severity.WARNING)
+    assert warning.message.startswith(word.strip('"'))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "torchrun $SCRIPT --log $LOG",  # a program, and another program's value
+        "cd $FOLDER\nmkdir -p $OUT | tee $LOG",
+        "EXTRA=--swiglu\nrun --micro-batch-size 1 $EXTRA",  # assigned in the file
+        "run --micro-batch-size 1 ${EXTRA:-}",
+        "FILES=($A $B)",
+    ],
+)
+def test_a_variable_that_is_no_argument(script: str, load: Any) -> None:
+    assert not load(f"{BASE}\n{script}\n").findings
+
+
+def test_a_default_that_is_a_flag(load: Any) -> None:
+    for default in ("--swiglu", '"--swiglu"'):
+        loaded = load(f"{BASE} ${{EXTRA:-{default}}}")
+        assert loaded.spec.gated_linear_unit
+        assert [finding.code for finding in loaded.findings] == ["MF423"]
 
 
 def test_a_repeated_flag(load: Any) -> None:

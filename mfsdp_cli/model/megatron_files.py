@@ -39,11 +39,14 @@ def read_arguments(text: str, where: str) -> Options:
     for index, word in enumerate(words):
         if word.startswith("--") and len(word) > 2:
             following = words[index + 1] if index + 1 < len(words) else None
+            _note_defaults(options, script, index)
             if _take_flag(options, word, following):
-                _note_defaults(options, script, index, index + 1)
+                _note_defaults(options, script, index + 1)
             passing_over = spelling_of(word.partition("=")[0]) in _PASSED_OVER
         elif not passing_over and undefined_reference(word, script):
             raise _unexpanded(word, "these arguments are not in the file", where)
+        elif not passing_over and index in script.loose:
+            _warn_of_loose(options, word, words[index - 1] if index else "")
     _note_script(options, script)
     return options
 
@@ -204,6 +207,16 @@ def _leaves(document: dict[Any, Any], where: str) -> Iterator[tuple[str, Any]]:
                 open_sections.append((f"{path}.", value, depth + 1))
             else:
                 yield path, value
+
+
+def _warn_of_loose(options: Options, word: str, before: str) -> None:
+    """An expansion that may be more arguments, unless it is the value of the flag before it."""
+    if not before.startswith("--") or spelling_of(before) in SWITCHES:
+        options.warn(
+            "MF424",
+            f"{word} stands among the arguments, but the file does not say what it holds: "
+            "nothing was read from it",
+        )
 
 
 def _note_script(options: Options, script: Script) -> None:

@@ -24,6 +24,7 @@ _EXPANSION = re.compile(
     r"|\$(?P<name>[A-Za-z_]\w*)"
     r"|\$\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^{}]*))?\}"
 )
+_WHOLE = re.compile(r"^(?:\$(?:\w+|[@*]|\{[^{}]*\}|\(.*\))|`.*`)$", re.DOTALL)
 _ARGUMENTS = re.compile(r"(ARGS|ARGUMENTS|OPTS|OPTIONS|FLAGS)$", re.IGNORECASE)
 _CONDITIONS = frozenset(("if", "elif", "else", "for", "while", "until", "case"))
 _MAX_WORDS = 100_000
@@ -39,12 +40,14 @@ class Script:
         arrays: names that the script assigns an array or a string of arguments.
         conditional: whether it has conditions or loops.
         defaults: place in ``words`` -> each ``${NAME:-default}`` whose default was taken there.
+        loose: places in ``words`` of expansions that stand where arguments stand and may be some.
     """
 
     words: list[str] = field(default_factory=list)
     arrays: set[str] = field(default_factory=set)
     conditional: bool = False
     defaults: dict[int, list[str]] = field(default_factory=dict)
+    loose: set[int] = field(default_factory=set)
 
 
 def read_script(text: str, where: str) -> Script:
@@ -54,15 +57,23 @@ def read_script(text: str, where: str) -> Script:
         MfsdpError: MF403 where a quote is not closed or there are too many words.
     """
     tokens = list(_tokens(text, where))
-    values, arrays, words = _assignments(tokens)
+    values, arrays, words, loose = _assignments(tokens)
     script = Script(arrays=arrays, conditional=bool(_CONDITIONS & {t for t in tokens if t}))
-    for word in words:
+    for index, word in enumerate(words):
         expander = _Expander(values)
         expanded = expander.expand(word)
         if expander.defaults:
             script.defaults[len(script.words)] = expander.defaults
+        if index in loose and _WHOLE.match(expanded) and _referred(expanded) not in arrays:
+            script.loose.add(len(script.words))
         script.words.extend(expanded.split() if _is_argument_text(expanded) else [expanded])
     return script
+
+
+def _referred(word: str) -> str | None:
+    """The name that a word which is one reference refers to."""
+    match = _ARRAY.match(word) or _PLAIN.match(word)
+    return None if match is None else next(filter(None, match.groups()))
 
 
 def undefined_reference(word: str, script: Script) -> bool:
@@ -83,15 +94,19 @@ def _is_argument_text(word: str) -> bool:
     return word.lstrip().startswith("--") and any(sign.isspace() for sign in word.strip())
 
 
-def _assignments(tokens: list[str]) -> tuple[dict[str, str], set[str], list[str]]:
-    """Scalars assigned once, names of arrays (and argument strings), and the remaining words."""
+def _assignments(tokens: list[str]) -> tuple[dict[str, str], set[str], list[str], set[int]]:
+    """Scalars assigned once, names of arrays (and argument strings), the remaining words, and the
+    places among them of expansions that may be arguments.
+    """
     values: dict[str, str] = {}
     again: set[str] = set()
     arrays: set[str] = set()
     words: list[str] = []
+    groups = _Groups()
     for index, token in enumerate(tokens):
         match = _ASSIGNMENT.match(token)
         if match is None:
+            groups.take(token, len(words))
             if token not in ("(", ")", ""):
                 words.append(token)
             continue
@@ -105,7 +120,29 @@ def _assignments(tokens: list[str]) -> tuple[dict[str, str], set[str], list[str]
             again.add(name)
         else:
             values[name] = value
-    return {n: v for n, v in values.items() if n not in again}, arrays, words
+    groups.take("", len(words))
+    return {n: v for n, v in values.items() if n not in again}, arrays, words, groups.loose
+
+
+class _Groups:
+    """Follows commands and arrays, for the expansions that stand where arguments stand: in an
+    array that holds a flag anywhere, in a command after its first flag.
+    """
+
+    def __init__(self) -> None:
+        self.loose: set[int] = set()
+        self._array = False
+        self._flags = False
+        self._waiting: set[int] = set()
+
+    def take(self, token: str, place: int) -> None:
+        if token in ("(", ")") or (token == "" and not self._array):
+            self._array, self._flags, self._waiting = token == "(", False, set()
+        elif token.startswith("--"):
+            self._flags = True
+            self.loose |= self._waiting if self._array else set()
+        elif _WHOLE.match(token):
+            (self.loose if self._flags else self._waiting).add(place)
 
 
 class _Expander:
@@ -132,7 +169,7 @@ class _Expander:
             return value
         if match["default"] is not None:
             self.defaults.append(f"{match[0]} taken as {match['default']}")
-            return self.expand(match["default"])
+            return self.expand(match["default"].strip("'\""))
         return match[0]
 
     def _sum(self, written: str, total: str) -> str:
