@@ -263,4 +263,7 @@ def test_bad_values_of_experts_are_named(changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize("name", ["gemma-2-2b", "gpt-oss-20b", "nemotron-3-nano-30b-a3b"])
 def test_unknown_classes_are_never_guessed(name: str) -> None:
     model_type = _config(name)["model_type"]
-    assert _fault(name).startswith(f"MF406 model_type '{model_type}' is not known")
+    fault = _fault(name)
+    assert fault.startswith(f"MF406 model_type '{model_type}' is not known")
+    # Counted as its older sister, gemma2 would be a fifth too large.
+    assert "did you mean" not in fault

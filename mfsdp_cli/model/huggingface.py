@@ -87,8 +87,17 @@ def _model_type(fields: Fields) -> str:
         "MF406",
         said,
         where=fields.where,
-        hint=did_you_mean(model_type, known) or f"known: {', '.join(known)}",
+        hint=_misspelt(model_type, known) or f"known: {', '.join(known)}",
     )
+
+
+def _misspelt(model_type: str, known: list[str]) -> str:
+    """What a typing error may have stood for; never another generation of the same family, which
+    would be counted as if it were this one (``gemma2`` as ``gemma``).
+    """
+    digits = [sign for sign in model_type if sign.isdigit()]
+    same = [name for name in known if [sign for sign in name if sign.isdigit()] == digits]
+    return did_you_mean(model_type, same, cutoff=0.85)
 
 
 def _from_architecture(fields: Fields) -> str | None:
