@@ -259,6 +259,107 @@ def test_misuse_is_named() -> None:
         chunk(batch(0, 0)).sum().backward()
 
 
+def test_an_unknown_optimizer_class_is_refused() -> None:
+    with (
+        pytest.raises(ValueError, match=r"class of head\.bias, got 'other'"),
+        fully_shard_context("cpu"),
+    ):
+        fully_shard(
+            make_chunk(),
+            ShardMesh(),
+            optimizer_class=lambda name, _p: "other" if name == "head.bias" else "decay",
+        )
+
+
+def test_a_parameter_of_two_units_is_refused() -> None:
+    chunk = make_chunk()
+    chunk.layers[1].up.weight = chunk.layers[0].up.weight
+    with pytest.raises(ValueError, match=r"up\.weight of layers\.1 in one unit"):
+        shard(chunk, ShardMesh())
+
+
+def norm_of_a_step(chunk: Chunk, context: Context, optimizer: ShardedOptimizer) -> float:
+    context.zero_grad()
+    for index in (1, 2):
+        with microbatch(context, is_last=index == 2):
+            chunk(batch(0, index)).sum().backward()
+    context.finish_reductions()
+    norm = optimizer.grad_norm()
+    optimizer.step()
+    return norm
+
+
+@pytest.mark.parametrize("reduction", ["microbatch", "last"])
+@pytest.mark.parametrize("broken", ["layers.0.up", "layers.1", "head"])
+def test_a_step_that_broke_off_leaves_nothing_to_the_next(reduction: str, broken: str) -> None:
+    def break_off(*_: object) -> None:
+        raise ArithmeticError("broken off")
+
+    def prepared() -> tuple[Chunk, Context, ShardedOptimizer]:
+        chunk = make_chunk()
+        context = shard(chunk, ShardMesh(), reduction)
+        return chunk, context, ShardedOptimizer(context, AdamSettings(lr=1e-2))
+
+    sound, other = prepared(), prepared()
+    expected = [norm_of_a_step(*sound) for _ in range(3)]
+    assert norm_of_a_step(*other) == expected[0]
+    chunk, context, _ = other
+    context.zero_grad()
+    with microbatch(context, is_last=False):
+        chunk(batch(0, 3)).sum().backward()
+    hook = chunk.get_submodule(broken).register_full_backward_pre_hook(break_off)
+    with pytest.raises(ArithmeticError), microbatch(context, is_last=True):
+        chunk(batch(0, 4)).sum().backward()
+    hook.remove()
+    assert [norm_of_a_step(*other) for _ in range(2)] == expected[1:]
+    assert context.order.divergences == 0
+
+
+def frozen_case(rank: int, world: int) -> dict[str, Any]:
+    """A unit frozen whole, one in part: norm and weights against plain torch."""
+
+    def frozen() -> Chunk:
+        chunk = make_chunk()
+        for name, parameter in chunk.named_parameters():
+            parameter.requires_grad = not name.startswith(("layers.1.", "layers.2.norm"))
+        return chunk
+
+    chunk, plain = frozen(), frozen()
+    context = shard(chunk, mesh_of(world))
+    optimizer = ShardedOptimizer(
+        context, AdamSettings(lr=1e-2, weight_decay=0.0), norm_group=dist.group.WORLD
+    )
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    adam = torch.optim.AdamW(trained, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    norms = []
+    for step in range(3):
+        context.zero_grad()
+        with microbatch(context, is_last=True):
+            chunk(batch(step, rank)).square().mean().backward()
+        context.finish_reductions()
+        adam.zero_grad()
+        for index in range(world):
+            (plain(batch(step, index)).square().mean() / world).backward()
+        expected = torch.nn.utils.clip_grad_norm_(trained, 1e9)
+        norms.append(optimizer.grad_norm() / float(expected))
+        optimizer.step()
+        adam.step()
+    expected_weights = dict(plain.named_parameters())
+    differences = {
+        name: float((tensor - expected_weights[_global(unit.name, name)].detach()).abs().max())
+        for unit in context.units
+        for name, tensor in full_weights(unit)
+    }
+    return {"norms": norms, "worst": max(differences.values()), "left": context.gathered_bytes}
+
+
+def test_frozen_parameters_are_gathered_and_stay_as_they_are() -> None:
+    for result in run_ranks(2, frozen_case):
+        assert result["norms"] == pytest.approx([1.0] * 3, rel=1e-6)
+        assert result["worst"] < 1e-6
+        assert result["left"] == 0
+
+
 def test_a_forgotten_last_microbatch_is_an_error() -> None:
     chunk = make_chunk()
     context = shard(chunk, ShardMesh(), GradientReduction.LAST_MICROBATCH)
@@ -403,6 +504,17 @@ def test_members_must_share_one_optimizer_setting() -> None:
     with pytest.raises(ValueError, match="one optimizer setting"):
         SharedParameter("word", None, 2, [first, second])
     assert one is not other
+
+
+def test_members_must_be_trained() -> None:
+    holder = Holder(0, 4, 2)
+    holder.word.requires_grad = False
+    with fully_shard_context("cpu"):
+        fully_shard(holder, ShardMesh())
+    unit = unit_of(holder)
+    assert unit is not None
+    with pytest.raises(ValueError, match="word to be trained"):
+        SharedParameter("word", None, 1, [LocalMember(0, unit.groups[0], 0)])
 
 
 def incomplete_group(rank: int, world: int) -> str:

@@ -231,8 +231,7 @@ class Context:
     def after_forward(self, unit: Unit) -> None:
         if self.in_backward:
             return  # recomputation: the backward pass is about to use these weights
-        unit.phase = Phase.RESTING
-        self.reshard(unit)
+        self._rest(unit)
 
     def before_backward(self, unit: Unit) -> None:
         if unit.phase is Phase.BACKWARD:
@@ -259,9 +258,10 @@ class Context:
 
     def _finish_unit(self, unit: Unit) -> None:
         unit.collect_gradients()
-        unit.phase = Phase.RESTING
-        self.reshard(unit)
         self._chunk_of[unit.index].mark_ready(unit)
+        if not unit.has_frozen_parameters:
+            self._rest(unit)
+        # Else: no gradient says when a frozen weight was used last. The microbatch's end frees it.
 
     def _reduce_ready(self, chunk: Chunk) -> None:
         reduce_now = (
@@ -302,28 +302,35 @@ class Context:
             for unit in chunk.unfinished():
                 self._finish_unit(unit)
             self._reduce_ready(chunk)
-            self._rest(chunk)
-        self._backward_chunks.clear()
-        self._in_microbatch = False
+        self._end_backward()
         self.is_last_microbatch = False
 
-    def _rest(self, chunk: Chunk) -> None:
-        """Units without trained parameters never see a gradient arrive."""
-        for unit in chunk.units:
-            if unit.phase is Phase.BACKWARD:
-                unit.phase = Phase.RESTING
-                self.reshard(unit)
-
-    def abort_microbatch(self) -> None:
-        """Leave the scope after an exception, without further communication."""
+    def _end_backward(self) -> None:
+        """Free what is still in its backward pass: units with frozen parameters."""
+        for chunk in self._backward_chunks:
+            for unit in chunk.units:
+                if unit.phase is Phase.BACKWARD:
+                    self._rest(unit)
         self._backward_chunks.clear()
         self._in_microbatch = False
 
+    def _rest(self, unit: Unit) -> None:
+        unit.phase = Phase.RESTING
+        self.reshard(unit)
+
+    def abort_microbatch(self) -> None:
+        """Leave the scope after an exception, without further communication.
+
+        The step is lost: what was reduced of it is forgotten by :meth:`zero_grad`.
+        """
+        self._end_backward()
+
     def zero_grad(self) -> None:
-        """Start a step: sharded gradients are zero."""
+        """Start a step: gradients are zero, also those that an aborted step left."""
+        self.finish_reductions()
+        self.order.restart()
         for group in self.groups:
-            if group.main_grad is not None:
-                group.main_grad.zero_()
+            group.forget_gradients()
 
     def end_step(self) -> None:
         """Close the recorded order and free what is still gathered (a stale prefetch, say).
@@ -344,12 +351,6 @@ class Context:
         """After the optimizer: what is gathered next are the new weights."""
         for group in self.groups:
             group.refresh_model_weight()
-
-    def prefetch_first(self) -> None:
-        """Gather the first unit of the coming step, where the order is known."""
-        first = self.order.first()
-        if first is not None and (unit := self._units[first.unit]()) is not None:
-            self.start_gather(unit)
 
 
 def _contains(module: nn.Module, unit: Unit) -> bool:

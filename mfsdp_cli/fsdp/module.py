@@ -44,12 +44,14 @@ def fully_shard(
     Args:
         module: changed in place and returned; its parameters live on the context's device.
         name: how the unit is called in events and errors (default: the class name).
-        optimizer_class: which optimizer setting a parameter takes, by name within the module.
+        optimizer_class: which optimizer setting a parameter takes, by name within the module:
+            ``decay`` or ``no_decay``.
         compute_dtype: dtype of the gathered weights; default: the parameters' own.
 
     Raises:
         RuntimeError: outside of a :func:`fully_shard_context` scope.
-        ValueError: the module is wrapped already, or a parameter is on another device.
+        ValueError: the module is wrapped already, a parameter is on another device, has no
+            known optimizer setting, or belongs to a unit beside this module.
     """
     context = current_context()
     name = name or type(module).__name__
@@ -57,7 +59,7 @@ def fully_shard(
         raise ValueError(f"Expected {name} to be wrapped once, got a second fully_shard of it")
     groups = [
         _make_group(members, mesh, optimizer_class, compute_dtype, context)
-        for members in _by_kind(_own_parameters(module))
+        for members in _by_kind(_own_parameters(module, name, context))
     ]
     unit = Unit(context.next_index(), name, module, groups)
     setattr(module, _ATTRIBUTE, unit)
@@ -67,16 +69,25 @@ def fully_shard(
     return module
 
 
-def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def _own_parameters(
+    module: nn.Module, unit_name: str, context: Context
+) -> list[tuple[str, nn.Parameter]]:
     """Parameters below the module that no wrapped module below it has taken, each once."""
-    taken = {
-        id(parameter)
-        for part in module.modules()
-        if (unit := unit_of(part)) is not None
-        for group in unit.groups
-        for parameter in group.parameters
-    }
-    return [(name, p) for name, p in module.named_parameters() if id(p) not in taken]
+    below = [unit for part in module.modules() if (unit := unit_of(part)) is not None]
+    taken = _parameters_of(below)
+    own = [(name, p) for name, p in module.named_parameters() if id(p) not in taken]
+    elsewhere = _parameters_of(context.units)
+    for name, parameter in own:
+        if id(parameter) in elsewhere:
+            raise ValueError(
+                f"Expected parameter {name} of {unit_name} in one unit, but another holds it; "
+                "leave it to a module that contains both users"
+            )
+    return own
+
+
+def _parameters_of(units: Iterable[Unit]) -> set[int]:
+    return {id(p) for unit in units for group in unit.groups for p in group.parameters}
 
 
 def _by_kind(
@@ -101,6 +112,11 @@ def _make_group(
                 f"Expected parameter {name} on {context.device}, got {parameter.device}"
             )
     classes = {name: optimizer_class(name, parameter) for name, parameter in members}
+    for name, kind in classes.items():
+        if kind not in (DECAY, NO_DECAY):
+            raise ValueError(
+                f"Expected {DECAY!r} or {NO_DECAY!r} as the class of {name}, got {kind!r}"
+            )
     # One optimizer class next to the other, so that each is one slice of every shard.
     members = sorted(members, key=lambda member: classes[member[0]])
     return ParameterGroup(

@@ -4,8 +4,7 @@ A use is (unit, orientation): the same unit has different successors in forward 
 planned order is followed from the first step; without one the first step is recorded and replayed
 from the second. A use that is not the expected one ends the replay: what was recorded so far is
 kept as the start of a new trace, nothing is prefetched for the rest of the step, and the next
-step replays the new trace. Nothing is prefetched over the end of a step: the weights change there,
-so the first use of the next step is gathered once they are fresh (:meth:`first`).
+step replays the new trace. Nothing is prefetched over the end of a step: the weights change there.
 """
 
 from __future__ import annotations
@@ -38,19 +37,6 @@ class UseOrder:
         self._seen: list[Use] = []
         self.divergences = 0
 
-    @property
-    def replaying(self) -> bool:
-        """Whether an order is known and this step has followed it so far."""
-        return self._expected is not None
-
-    @property
-    def expected(self) -> tuple[Use, ...] | None:
-        return None if self._expected is None else tuple(self._expected)
-
-    def first(self) -> Use | None:
-        """The first use of the coming step, if an order is known."""
-        return self._expected[0] if self._expected else None
-
     def advance(self, use: Use) -> Use | None:
         """Note a use; returns the use expected after it, None where none is known."""
         position = len(self._seen)
@@ -63,6 +49,10 @@ class UseOrder:
             return None
         following = position + 1
         return self._expected[following] if following < len(self._expected) else None
+
+    def restart(self) -> None:
+        """Forget the uses of a step that was given up."""
+        self._seen.clear()
 
     def end_step(self) -> None:
         """Close the step: a trace becomes the order of the steps to come."""

@@ -151,6 +151,14 @@ class ParameterGroup:
         else:
             torch._foreach_add_(views, [grad.to(self.main_dtype) for grad in gradients])
 
+    def forget_gradients(self) -> None:
+        """Zero the sharded gradient and drop what was not reduced into it."""
+        self.unsharded_grad = None
+        if self.main_grad is not None:
+            self.main_grad.zero_()
+            for parameter in self.parameters:
+                parameter.grad = None
+
     def start_reduce(self) -> Reduction:
         """Issue the reduce-scatter of the unsharded gradient, which is given up here."""
         unsharded, self.unsharded_grad = self.unsharded_grad, None

@@ -26,6 +26,8 @@ import torch.distributed as dist
 from mfsdp_cli.fsdp.flat_buffer import Range
 from mfsdp_cli.fsdp.parameter_group import ParameterGroup
 
+FROZEN = "frozen"
+
 
 @dataclass(frozen=True)
 class LocalMember:
@@ -45,6 +47,13 @@ class LocalMember:
     def owned(self) -> Range:
         """Elements of the parameter that this rank owns."""
         return self.group.layout.owned(self.index)
+
+    @property
+    def setting(self) -> str:
+        """The member's optimizer class, ``frozen`` where it is not trained."""
+        if not self.group.requires_grad:
+            return FROZEN
+        return self.group.optimizer_classes[self.index]
 
     def shard(self, buffer: torch.Tensor) -> torch.Tensor:
         return self.group.shard_of(self.index, buffer)
@@ -70,7 +79,8 @@ class SharedParameter:
         local: the members on this rank, ascending.
 
     Raises:
-        ValueError: the members do not agree in size or optimizer setting.
+        ValueError: the members do not agree in size or optimizer setting, are not trained, or
+            are not whole on the ranks of the process group.
     """
 
     def __init__(
@@ -95,7 +105,7 @@ class SharedParameter:
                 member.member,
                 member.owned,
                 member.group.layout.shapes[member.index],
-                member.group.optimizer_classes[member.index],
+                member.setting,
             )
             for member in self.local
         ]
@@ -103,12 +113,14 @@ class SharedParameter:
         if self.process_group is not None:
             everyone = [mine for _ in range(self.process_group.size())]
             dist.all_gather_object(everyone, mine, group=self.process_group)
-        settings = {(tuple(shape), kind) for rank in everyone for _, _, shape, kind in rank}
+        settings = {(tuple(shape), setting) for rank in everyone for _, _, shape, setting in rank}
         if len(settings) != 1:
             raise ValueError(
                 f"Expected all members of {self.name} with one shape and one optimizer setting, "
                 f"got {sorted(settings)}"
             )
+        if mine[0][3] == FROZEN:
+            raise ValueError(f"Expected {self.name} to be trained, but its members are frozen")
         ranges = [{member: owned for member, owned, _, _ in rank} for rank in everyone]
         self._check_whole(ranges, mine[0][2].numel())
         return ranges

@@ -5,8 +5,9 @@ phase       entered by        while in it                   left by
 =========== ================= ============================= =========================
 RESTING     start, end        weights sharded, or held      a use
 FORWARD     pre-forward       weights gathered              post-forward
-BACKWARD    pre-backward      weights gathered; forward     all gradients collected,
-                              here is recomputation         or the microbatch's end
+BACKWARD    pre-backward      weights gathered; forward     all gradients collected
+                              here is recomputation         (no parameter frozen), or
+                                                            the microbatch's end
 =========== ================= ============================= =========================
 """
 
@@ -50,6 +51,10 @@ class Unit:
     @property
     def trained_parameters(self) -> int:
         return sum(len(group.parameters) for group in self.groups if group.requires_grad)
+
+    @property
+    def has_frozen_parameters(self) -> bool:
+        return any(not group.requires_grad for group in self.groups)
 
     @property
     def gathered_bytes(self) -> int:
