@@ -27,7 +27,7 @@ class Middle(nn.Module):
         self.as_view = as_view
         self.received: torch.Tensor | None = None
 
-    def set_input_tensor(self, tensor: torch.Tensor) -> None:
+    def set_input_tensor(self, tensor: torch.Tensor | None) -> None:
         self.received = tensor
 
     def forward(
@@ -85,6 +85,17 @@ def test_nothing_but_the_tensor_handed_out_keeps_an_output(as_view: bool) -> Non
     assert made[0]() is None
     del sent
     assert stage.backward(0, torch.ones(SHAPE)) is not None
+
+
+def test_what_was_received_goes_with_its_backward() -> None:
+    stage = runner(Middle(False))
+    received = torch.randn(SHAPE)
+    alive = weakref.ref(received)
+    stage.forward(0, received, None)
+    del received
+    upstream = stage.backward(0, torch.ones(SHAPE))
+    assert upstream is not None
+    assert alive() is None
 
 
 def test_microbatches_in_flight_keep_apart() -> None:

@@ -50,11 +50,6 @@ class Pipe:
         self._device = device
         self._leaving: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of one boundary tensor."""
-        return torch.Size(self._shape).numel() * self._dtype.itemsize
-
     def receive(self, source: int) -> Arrival:
         """Post a receive from a global rank."""
         tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)

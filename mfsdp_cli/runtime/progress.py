@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from mfsdp_cli.output import output
@@ -21,7 +20,6 @@ class Progress:
         self._steps = steps
         self._shown = shown
         self._every = max(1, steps // _LINES)
-        self._began = time.perf_counter()
         self._recent: list[float] = []
         self._bar: Bar | None = None
         if shown and output.interactive():

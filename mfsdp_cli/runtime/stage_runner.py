@@ -73,6 +73,8 @@ class StageRunner:
         if batch is not None and self.stage.loss:
             labels = batch.labels
         output: torch.Tensor = self.module(tokens, positions, None, labels=labels)
+        if received is not None:
+            self.module.set_input_tensor(None)  # Megatron would keep it to the next microbatch
         return output.float().mean() if self.stage.loss else output
 
     def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
