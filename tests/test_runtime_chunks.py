@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.model import families
+from mfsdp_cli.model.load import load_model
 from mfsdp_cli.model.parameters import stage_tensors
 from mfsdp_cli.model.presets import preset
+from mfsdp_cli.model.spec import ModelSpec
 from mfsdp_cli.runtime import transformer_config
 from mfsdp_cli.runtime.chunks import (
     WORD_EMBEDDING,
@@ -17,7 +23,8 @@ from mfsdp_cli.runtime.chunks import (
     global_names,
     unsplit_layout,
 )
-from mfsdp_cli.runtime.limits import refuse_unrunnable, unbuildable
+from mfsdp_cli.runtime.limits import ACTIVATIONS, refuse_unrunnable, unbuildable
+from mfsdp_cli.runtime.numeric.proxy import proxy_model
 from mfsdp_cli.runtime.weights import initial_weight
 from tests.helpers.alone import alone
 from tests.helpers.plans import plan_of
@@ -26,6 +33,7 @@ from tests.helpers.training import reconnect
 
 MODELS = ("llama-tiny", "gpt2-tiny", "deepseek-v3-proxy-tiny")
 SEED = 7
+CONFIGS = Path(__file__).parent / "data" / "configs"
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pp": 2, "vpp": 2, "dp": 2},
     {"pp": 4},
@@ -120,7 +128,7 @@ def test_every_layout_starts_from_the_same_model() -> None:
         ({"add_mlp_bias": True}, "biases on the MLP alone"),
         ({"add_attention_output_bias": True}, "a bias on the attention output alone"),
         ({"mtp_num_layers": 1}, "multi-token-prediction"),
-        ({"activation": "swish7"}, "activation 'swish7'"),
+        ({"activation": "swish7"}, "activation 'swish7' (not one of silu, gelu,"),
         ({"kv_channels": 7}, "rotary positions on an odd head width 7"),
     ],
 )
@@ -140,6 +148,14 @@ def test_what_cannot_be_built_is_named(changes: dict[str, Any], reason: str) -> 
         ({"moe_router_score_function": "sqrtsoftplus"}, "router scores by 'sqrtsoftplus'"),
         ({"moe_router_load_balancing_type": "sinkhorn"}, "router balancing by 'sinkhorn'"),
         ({"moe_router_score_function": "softmax"}, "a router bias with softmax scores"),
+        (
+            {
+                "moe_router_score_function": "softmax",
+                "moe_router_topk": 1,
+                "moe_router_enable_expert_bias": False,
+            },
+            "softmax over the one expert a token goes to",
+        ),
     ],
 )
 def test_experts_that_cannot_be_built_are_named(changes: dict[str, Any], reason: str) -> None:
@@ -147,6 +163,72 @@ def test_experts_that_cannot_be_built_are_named(changes: dict[str, Any], reason:
     assert unbuildable(spec) == []
     assert spec.moe is not None
     assert unbuildable(replace(spec, moe=replace(spec.moe, **changes))) == [reason]
+
+
+FAMILIES = sorted(
+    path.stem
+    for path in CONFIGS.glob("*.json")
+    if json.loads(path.read_text()).get("model_type") in families.FAMILIES
+    and path.stem != "deepseek-v2-lite"
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_small_proxy_of_every_family_is_built_as_planned(family: str) -> None:
+    alone()
+    spec = proxy_model(_short(load_model(str(CONFIGS / f"{family}.json")).spec))
+    assert unbuildable(spec) == []
+    chunk = build_unsplit(spec, seed=SEED)
+    layout = unsplit_layout(spec)
+    planned = {
+        tensor.name: tuple(tensor.shape)
+        for tensor in stage_tensors(spec, layout, layout.stages[0])
+        if tensor.trainable
+    }
+    named = dict(chunk.module.named_parameters())
+    assert {name: tuple(value.shape) for name, value in named.items()} == planned
+    tokens = torch.arange(16).view(2, 8)
+    positions = torch.arange(8).expand(2, -1)
+    loss = chunk.module(tokens, positions, None, labels=tokens).float().mean()
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert [name for name, value in named.items() if value.grad is None] == []
+
+
+def test_megatron_norms_no_latent_without_a_low_rank_of_queries() -> None:
+    alone()
+    spec = proxy_model(_short(load_model(str(CONFIGS / "deepseek-v2-lite.json")).spec))
+    reasons = ["latent attention with norms whose queries have no low rank"]
+    assert unbuildable(spec) == reasons
+    plain = replace(spec, qk_layernorm=False)
+    assert unbuildable(plain) == []
+    build_unsplit(plain, seed=SEED)
+
+
+def _short(spec: ModelSpec) -> ModelSpec:
+    """The model's last two layers, without multi-token prediction."""
+    moe = spec.moe
+    if moe is not None:
+        moe = replace(moe, moe_layer_pattern=moe.moe_layer_pattern[-2:])
+    return replace(spec, num_layers=2, mtp_num_layers=0, moe=moe)
+
+
+def test_every_activation_that_is_not_refused_is_built() -> None:
+    alone()
+    given = torch.linspace(-3, 3, 13)
+    expected = {
+        "silu": functional.silu(given),
+        "gelu": functional.gelu(given),
+        "gelu_tanh": functional.gelu(given, approximate="tanh"),
+        "quick_gelu": given * torch.sigmoid(1.702 * given),
+        "relu": given.clamp(min=0),
+        "squared_relu": given.clamp(min=0).square(),
+    }
+    assert set(expected) == set(ACTIVATIONS)
+    for name, values in expected.items():
+        spec = replace(preset("llama-tiny"), activation=name)
+        config = transformer_config.make(spec, unsplit_layout(spec))
+        torch.testing.assert_close(config.activation_func(given), values)
 
 
 def test_what_megatron_refuses_is_said_in_its_words() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mfsdp_cli.errors import MfsdpError
-from mfsdp_cli.model.spec import MixtureOfExperts, ModelSpec
+from mfsdp_cli.model.spec import LatentAttention, MixtureOfExperts, ModelSpec
 from mfsdp_cli.parallel import Parallel
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu")
 _SCORES = ("softmax", "sigmoid")
 _BALANCING = ("none", "aux_loss", "seq_aux_loss")
 
@@ -15,13 +16,14 @@ def unbuildable(spec: ModelSpec) -> list[str]:
     reasons = []
     if spec.mtp_num_layers:
         reasons.append(f"{spec.mtp_num_layers} multi-token-prediction layer(s)")
-    if spec.latent_attention is not None and spec.position_embedding_type != "rope":
-        reasons.append("latent attention without rotary positions")
     rotated = spec.kv_channels
     if spec.latent_attention is not None:
         rotated = spec.latent_attention.qk_pos_emb_head_dim
+        reasons += _unbuildable_latent_attention(spec, spec.latent_attention)
     if spec.position_embedding_type == "rope" and rotated % 2:
         reasons.append(f"rotary positions on an odd head width {rotated}")
+    if spec.activation not in ACTIVATIONS:
+        reasons.append(f"the activation {spec.activation!r} (not one of {', '.join(ACTIVATIONS)})")
     if spec.add_attention_output_bias and not spec.add_bias_linear:
         reasons.append("a bias on the attention output alone")
     if spec.add_mlp_bias and not spec.add_bias_linear:
@@ -33,12 +35,24 @@ def unbuildable(spec: ModelSpec) -> list[str]:
     return reasons
 
 
+def _unbuildable_latent_attention(spec: ModelSpec, attention: LatentAttention) -> list[str]:
+    reasons = []
+    if spec.position_embedding_type != "rope":
+        reasons.append("latent attention without rotary positions")
+    if attention.q_lora_rank is None and spec.qk_layernorm:
+        # Megatron-Core 0.19.2 norms the one latent by a Transformer Engine kernel only.
+        reasons.append("latent attention with norms whose queries have no low rank")
+    return reasons
+
+
 def _unbuildable_experts(moe: MixtureOfExperts) -> list[str]:
     reasons = []
     if moe.moe_router_score_function not in _SCORES:
         reasons.append(f"router scores by {moe.moe_router_score_function!r}")
     if moe.moe_router_load_balancing_type not in _BALANCING:
         reasons.append(f"router balancing by {moe.moe_router_load_balancing_type!r}")
+    if moe.moe_router_score_function == "softmax" and moe.moe_router_topk == 1:
+        reasons.append("softmax over the one expert a token goes to")
     if moe.moe_router_enable_expert_bias and moe.moe_router_score_function == "softmax":
         reasons.append("a router bias with softmax scores")
     return reasons

@@ -20,10 +20,15 @@ def _squared_relu(x: torch.Tensor) -> torch.Tensor:
     return torch.pow(functional.relu(x), 2)
 
 
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)  # arXiv:1606.08415, section 2
+
+
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "quick_gelu": _quick_gelu,
     "relu": functional.relu,
     "squared_relu": _squared_relu,
 }
@@ -59,7 +64,7 @@ def make(spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32)
         add_qkv_bias=spec.add_qkv_bias,
         qk_layernorm=spec.qk_layernorm,
         gated_linear_unit=spec.gated_linear_unit,
-        activation_func=_activation(spec),
+        activation_func=_ACTIVATIONS[spec.activation],
         init_method_std=spec.init_method_std,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -87,16 +92,6 @@ def make(spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32)
         raise MfsdpError(
             "MF502", f"Megatron-Core refuses {spec.name}: {error}", where=f"model {spec.name}"
         ) from error
-
-
-def _activation(spec: ModelSpec) -> Callable[[torch.Tensor], torch.Tensor]:
-    if spec.activation not in _ACTIVATIONS:
-        raise MfsdpError(
-            "MF502",
-            f"the activation {spec.activation!r} of {spec.name} cannot be built",
-            hint=f"one of {', '.join(_ACTIVATIONS)}",
-        )
-    return _ACTIVATIONS[spec.activation]
 
 
 def _pipeline(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
