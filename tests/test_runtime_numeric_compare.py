@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -99,6 +100,13 @@ def test_a_missing_tensor_and_nan_fail() -> None:
     assert result.first_divergence is not None
     assert result.to_json()["max_weight_rel"] is None
     assert judged(step(loss=float("nan"))).first_divergence is not None
+
+
+def test_a_loss_that_is_no_number_is_reported_in_strict_json() -> None:
+    document = judged(step(loss=float("nan"), norm=float("inf"))).to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    first = {"step": 1, "phase": "forward", "name": "loss", "ratio": None}
+    assert document["first_divergence"] == first
 
 
 def test_later_steps_are_judged_against_the_noise_floor() -> None:

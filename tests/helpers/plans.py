@@ -19,6 +19,7 @@ def plan_of(
     mbs: int = 1,
     gbs: int = 8,
     seq: int = 32,
+    group: int | None = None,
     **settings: Any,
 ) -> Plan:
     """The plan of a preset with these sizes and settings."""
@@ -33,4 +34,6 @@ def plan_of(
         sizes["num_virtual_stages_per_pipeline_rank"] = vpp
     if layout is not None:
         sizes["pipeline_model_parallel_layout"] = layout
+    if group is not None:
+        sizes["microbatch_group_size_per_virtual_pipeline_stage"] = group
     return build_plan(PlanRequest(model, sizes=sizes, settings=settings))

@@ -64,14 +64,14 @@ def run(capture: Capture) -> None:
         seed=capture.seed,
     )
     settings = numeric_settings(capture.steps, capture.seed)
-    _train(make_engine(capture.engine, plan, topology, settings, data), capture, topology)
+    save_steps(make_engine(capture.engine, plan, topology, settings, data), capture, topology)
     if alone:
         backwards = SingleEngine(plan, topology, settings, data, backwards=True)
-        _train(backwards, replace(capture, engine=FLOOR), topology)
+        save_steps(backwards, replace(capture, engine=FLOOR), topology)
     dist.barrier()
 
 
-def _train(engine: Engine, capture: Capture, topology: Topology) -> None:
+def save_steps(engine: Engine, capture: Capture, topology: Topology) -> None:
     """Run the steps and save each."""
     for step in range(1, capture.steps + 1):
         result = engine.train_step(step)

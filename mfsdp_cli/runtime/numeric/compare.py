@@ -291,7 +291,7 @@ def _not_nan(difference: float) -> float:
 
 
 def _ratio(a: float, b: float) -> float | None:
-    return a / b if b else None
+    return _finite(a / b) if b else None
 
 
 def _finite(value: float) -> float | None:

@@ -2,8 +2,8 @@
 
 What makes layouts go wrong stays: which layers are where, which are mixtures of experts, the tie,
 norms, biases, latent attention, the order of the schedule, several data-parallel ranks. What only
-makes it slow goes: widths, vocabulary, sequence, most experts, most data-parallel ranks, rounds
-of microbatches beyond the second.
+makes it slow goes: widths, vocabulary, sequence, most experts, most data-parallel ranks, samples of
+a microbatch and rounds of microbatches beyond the second.
 """
 
 from __future__ import annotations
@@ -76,8 +76,14 @@ def _small_moe(moe: MixtureOfExperts | None) -> MixtureOfExperts | None:
         num_moe_experts=EXPERTS,
         moe_router_topk=min(moe.moe_router_topk, 2),
         moe_router_num_groups=None if groups is None else 4,
-        moe_router_group_topk=None if groups is None else 2,
+        moe_router_group_topk=_groups_of_a_token(moe),
     )
+
+
+def _groups_of_a_token(moe: MixtureOfExperts) -> int | None:
+    """At most one group for each expert: Megatron ranks groups by topk // groups experts each."""
+    groups = moe.moe_router_group_topk
+    return None if groups is None else min(groups, moe.moe_router_topk, 2)
 
 
 def _narrow(moe: MixtureOfExperts) -> MixtureOfExperts:
@@ -107,14 +113,15 @@ def proxy_plan(plan: Plan) -> Plan:
     microbatches = _few_microbatches(
         parallel.num_microbatches, parallel.microbatch_group_size_per_virtual_pipeline_stage, pp
     )
+    samples = min(parallel.micro_batch_size, 2)  # two, lest samples and positions be mixed up
     sizes = replace(
         parallel,
         world_size=pp * dp,
         data_parallel_size=dp,
         expert_model_parallel_size=1,
-        micro_batch_size=1,
+        micro_batch_size=samples,
         num_microbatches=microbatches,
-        global_batch_size=microbatches * dp,
+        global_batch_size=samples * microbatches * dp,
         seq_length=min(parallel.seq_length, SEQUENCE),
     )
     return with_microbatches(replace(plan, model=proxy_model(plan.model), parallel=sizes))
