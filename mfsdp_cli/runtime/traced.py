@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import Finding, MfsdpError, Severity
-from mfsdp_cli.runtime.record import PLAN, TRACE, is_run_folder, read_run
+from mfsdp_cli.runtime.record import PLAN, RUN, TRACE, is_run_folder, read_run
 from mfsdp_cli.schedule.actions import Action, Kind
 from mfsdp_cli.schedule.proof import FAIL, PASS, Check
 
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
 ACTIONS = ("MF341", "executed actions are the plan's")
 GATHERS = ("MF342", "gathered units are the plan's")
 REDUCTIONS = ("MF343", "reduced units are the plan's")
+
+
+@dataclass(frozen=True)
+class Record:
+    """An action that ran, and what was communicated in it: (operation, unit)."""
+
+    action: str
+    events: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank executed, by step."""
+
+    rank: int
+    steps: dict[int, list[Record]]
 
 
 def check_run(run_dir: Path) -> list[Check]:
@@ -32,7 +49,7 @@ def check_run(run_dir: Path) -> list[Check]:
         raise MfsdpError("MF523", f"{run_dir} is not a run folder", where=str(run_dir))
     plan = Plan.load(run_dir / PLAN)
     traces = [_read(path) for path in sorted((run_dir / TRACE).glob("rank-*.json"))]
-    engine = read_run(run_dir).get("engine")
+    engine = _engine(run_dir)
     if engine != "mfsdp" or not traces:
         raise MfsdpError(
             "MF523",
@@ -40,26 +57,35 @@ def check_run(run_dir: Path) -> list[Check]:
             where=str(run_dir),
             hint="train with --engine mfsdp --trace",
         )
+    if problem := _ranks(plan, traces):
+        return [_check(check, problem) for check in (ACTIONS, GATHERS, REDUCTIONS)]
     return [
-        _check(ACTIONS, _ranks(plan, traces) or _first(_actions, plan, traces)),
+        _check(ACTIONS, _first(_actions, plan, traces)),
         _check(GATHERS, _first(_gathers, plan, traces)),
         _check(REDUCTIONS, _first(_reductions, plan, traces)),
     ]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _engine(run_dir: Path) -> str:
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
-        document["steps"] = _by_step(document["records"])
-        return document
+        return str(read_run(run_dir)["engine"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MfsdpError("MF523", f"the trace {path} is unreadable: {error}") from error
+        raise MfsdpError("MF523", f"{run_dir / RUN} is unreadable: {error!r}") from error
 
 
-def _by_step(records: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    steps: dict[int, list[dict[str, Any]]] = {}
+def _read(path: Path) -> Trace:
+    try:
+        document = json.loads(path.read_text())
+        return Trace(int(document["rank"]), _by_step(document["records"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MfsdpError("MF523", f"the trace {path} is unreadable: {error!r}") from error
+
+
+def _by_step(records: list[dict[str, Any]]) -> dict[int, list[Record]]:
+    steps: dict[int, list[Record]] = {}
     for record in records:
-        steps.setdefault(int(record["step"]), []).append(record)
+        events = tuple((str(e["operation"]), str(e["unit"])) for e in record["events"])
+        steps.setdefault(int(record["step"]), []).append(Record(str(record["action"]), events))
     return steps
 
 
@@ -71,27 +97,34 @@ def _check(check: tuple[str, str], problem: tuple[str, str] | None) -> Check:
     return Check(code, name, FAIL, Finding(code, Severity.ERROR, message, where=where))
 
 
-def _ranks(plan: Plan, traces: list[dict[str, Any]]) -> tuple[str, str] | None:
-    found = sorted(trace["rank"] for trace in traces)
+def _ranks(plan: Plan, traces: list[Trace]) -> tuple[str, str] | None:
+    """Every rank of the plan left a trace, and all of the same steps."""
+    found = sorted(trace.rank for trace in traces)
     wanted = list(range(plan.parallel.world_size))
-    if found == wanted:
-        return None
-    return f"traces of ranks {found}, the plan has {len(wanted)} ranks", "trace/"
-
-
-def _first(find: Any, plan: Plan, traces: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """The first problem on any rank and step."""
+    if found != wanted:
+        return f"traces of ranks {found}, the plan has {len(wanted)} ranks", f"{TRACE}/"
+    steps = list(traces[0].steps)
     for trace in traces:
-        for step, records in trace["steps"].items():
-            problem = find(plan, trace["pp_rank"], records)
-            if problem is not None:
-                return problem, f"rank {trace['rank']}, step {step}"
+        if not trace.steps or list(trace.steps) != steps:
+            message = f"rank {trace.rank} traced {len(trace.steps)} steps"
+            return f"{message}, rank {traces[0].rank} {len(steps)}", f"rank {trace.rank}"
     return None
 
 
-def _actions(plan: Plan, pp_rank: int, records: list[dict[str, Any]]) -> str | None:
+def _first(find: Any, plan: Plan, traces: list[Trace]) -> tuple[str, str] | None:
+    """The first problem on any rank and step."""
+    for trace in traces:
+        pp_rank = trace.rank // plan.parallel.data_parallel_size
+        for step, records in trace.steps.items():
+            problem = find(plan, pp_rank, records)
+            if problem is not None:
+                return problem, f"rank {trace.rank}, step {step}"
+    return None
+
+
+def _actions(plan: Plan, pp_rank: int, records: list[Record]) -> str | None:
     planned = [str(action) for action in plan.schedule.actions[pp_rank]]
-    executed = [record["action"] for record in records]
+    executed = [record.action for record in records]
     for position, (wanted, found) in enumerate(zip(planned, executed, strict=False)):
         if wanted != found:
             return f"action {position} was {found}, the plan has {wanted}"
@@ -100,13 +133,13 @@ def _actions(plan: Plan, pp_rank: int, records: list[dict[str, Any]]) -> str | N
     return None
 
 
-def _gathers(plan: Plan, pp_rank: int, records: list[dict[str, Any]]) -> str | None:
+def _gathers(plan: Plan, pp_rank: int, records: list[Record]) -> str | None:
     resident = plan.settings.resident_chunks > 0
     kinds = {Kind.UNSHARD} if resident else {Kind.FORWARD, Kind.BACKWARD}
     return _differ("gather", planned_units(plan, pp_rank, kinds), records)
 
 
-def _reductions(plan: Plan, pp_rank: int, records: list[dict[str, Any]]) -> str | None:
+def _reductions(plan: Plan, pp_rank: int, records: list[Record]) -> str | None:
     return _differ("reduce", planned_units(plan, pp_rank, {Kind.REDUCE_GRAD}), records)
 
 
@@ -124,13 +157,8 @@ def planned_units(plan: Plan, pp_rank: int, kinds: set[Kind]) -> Counter[str]:
     )
 
 
-def _differ(operation: str, wanted: Counter[str], records: list[dict[str, Any]]) -> str | None:
-    found = Counter(
-        event["unit"]
-        for record in records
-        for event in record["events"]
-        if event["operation"] == operation
-    )
+def _differ(operation: str, wanted: Counter[str], records: list[Record]) -> str | None:
+    found = Counter(unit for record in records for what, unit in record.events if what == operation)
     for name in sorted(wanted.keys() | found.keys()):
         if wanted[name] != found[name]:
             return f"{found[name]} x {operation} of {name}, the plan has {wanted[name]}"
