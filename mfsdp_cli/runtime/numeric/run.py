@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
-from mfsdp_cli.runtime.launch import INTERRUPTED, Hosts, run_workers
+from mfsdp_cli.runtime.launch import COMPLETED, INTERRUPTED, Hosts, run_workers
 from mfsdp_cli.runtime.limits import refuse_unbuildable
 from mfsdp_cli.runtime.numeric.explain import explain
 from mfsdp_cli.runtime.numeric.job import ENVIRONMENT, FLOOR, Capture
@@ -82,11 +82,19 @@ def _run(capture: Capture, ranks: int) -> None:
     status, failures = run_workers(MODULE, {ENVIRONMENT: capture.to_json()}, ranks, Hosts())
     if status == INTERRUPTED:
         raise KeyboardInterrupt
+    if status != COMPLETED and not failures:
+        raise MfsdpError(
+            "MF522",
+            f"engine {capture.engine}: the ranks were ended before they had saved their steps",
+            where="--numeric",
+        )
     if failures:
         first = failures[0]
+        plain = first.code or not first.kind  # ours, or a rank that was killed
+        what = first.message if plain else f"{first.kind}: {first.message}"
         raise MfsdpError(
             first.code or "MF522",
-            f"engine {capture.engine}, rank {first.rank}: {first.kind} {first.message}".strip(),
+            f"engine {capture.engine}, rank {first.rank}: {what}",
             where=first.where or "--numeric",
             hint=first.hint or "MFSDP_DEBUG=1 shows the rank's traceback",
             exit_code=first.exit_code if first.code else ExitCode.PROBLEM,
