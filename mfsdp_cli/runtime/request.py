@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
+from mfsdp_cli.runtime.backend import choose_backend
 from mfsdp_cli.runtime.engine_names import ENGINES
 from mfsdp_cli.runtime.job import Job
 from mfsdp_cli.runtime.launch import Hosts, Joined
@@ -101,7 +102,8 @@ class TrainRequest:
         world_size = 1 if self.engine == "single" else plan.parallel.world_size
         self.hosts.check(world_size)
         corpus = self._load_corpus(plan)
-        backend = self._backend(world_size // self.hosts.nnodes)
+        local = world_size // self.hosts.nnodes
+        backend = choose_backend(self.backend, local, self.ranks_per_device)
         run_dir = self.run_dir or Path("runs", f"{plan.model.name}-{self.engine}")
         job = Job(
             plan=self.plan.absolute(),
@@ -151,22 +153,6 @@ class TrainRequest:
         corpus = load_corpus(self.data, self.tokenizer)
         corpus.check(vocab_size=plan.model.vocab_size, seq_length=plan.parallel.seq_length)
         return corpus
-
-    def _backend(self, local: int) -> str:
-        if self.backend == "gloo":
-            return "gloo"
-        places = _gpus() * self.ranks_per_device
-        if self.backend == "auto":
-            return "nccl" if places >= local else "gloo"
-        if places < local:
-            raise MfsdpError(
-                "MF511",
-                f"{local} ranks on this host and {_gpus()} GPUs"
-                f" with {self.ranks_per_device} rank(s) each",
-                where="--backend nccl",
-                hint="use --backend gloo (CPU), or --ranks-per-device",
-            )
-        return "nccl"
 
     def _document(self, plan: Plan, corpus: Corpus, job: Job, world_size: int) -> dict[str, Any]:
         return {
@@ -232,13 +218,6 @@ def _check_settings(settings: TrainSettings) -> None:
     for flag, value, holds, wanted in rules:
         if not holds or not math.isfinite(value):
             raise MfsdpError("MF902", f"{value} is not a finite number {wanted}", where=flag)
-
-
-def _gpus() -> int:
-    import torch
-
-    kind = torch.accelerator.current_accelerator()
-    return torch.accelerator.device_count() if kind is not None and kind.type == "cuda" else 0
 
 
 def _versions() -> dict[str, str]:

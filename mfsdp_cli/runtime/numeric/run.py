@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
+from mfsdp_cli.runtime.backend import choose_backend
 from mfsdp_cli.runtime.launch import COMPLETED, INTERRUPTED, Hosts, run_workers
 from mfsdp_cli.runtime.limits import refuse_unbuildable
 from mfsdp_cli.runtime.numeric.explain import explain
@@ -52,15 +54,23 @@ def run_numeric(
 
     Args:
         plan_file: the plan as a file; the ranks read it.
+        backend: ``gloo``, ``nccl`` or ``auto``.
+        tolerance: largest relative difference; None: :class:`.compare.Tolerances`' own.
         full: the plan's own model and sizes; default: a proxy of the same structure.
         say: told what goes on.
 
     Raises:
         MfsdpError: MF521 for more ranks than fit here, MF502 for a model that cannot be built,
-            MF522 where a rank failed.
+            MF511 for a backend without devices, MF522 where a rank failed, MF901 for a tolerance
+            that is none.
     """
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise MfsdpError(
+            "MF901", f"{tolerance} is not a finite number above 0", where="--tolerance"
+        )
     used = full_plan(plan) if full else proxy_plan(plan)
     refuse_unbuildable(used.model)
+    backend = choose_backend(backend, used.parallel.world_size)
     with tempfile.TemporaryDirectory(prefix="mfsdp-numeric-") as folder:
         shutil.copyfile(plan_file, Path(folder, "plan.json"))
         ranks = {"single": 1, engine: used.parallel.world_size}
