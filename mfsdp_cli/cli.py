@@ -63,8 +63,6 @@ def main() -> NoReturn:
         _show_traceback()
         output.finding(_internal_fault(error))
         code = ExitCode.INTERNAL
-    if code == ExitCode.INTERRUPTED:
-        output.log("interrupted")
     sys.exit(code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,6 +179,61 @@ def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_folder(plan: Path, tmp_path
     assert "Traceback" not in said
 
 
+def test_ctrl_c_before_the_ranks_are_there(plan: Path, tmp_path: Path) -> None:
+    """As a terminal sends it: to the launcher and to whatever it has started so far."""
+    for wait in (0, 1):
+        folder = tmp_path / f"run{wait}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mfsdp_cli", "train", str(plan), "--run-dir", str(folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        while not (folder / "run.json").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert _lines(folder) == [{"kind": "end", "status": "interrupted"}]
+        assert _status(folder) == "interrupted"
+        assert said == f"{folder}: interrupted\n"
+        assert _gone(folder)
+
+
+def test_a_disk_that_fills_up(plan: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: the metrics no longer fit."""
+    folder = tmp_path / "run"
+    flags = "--engine single --steps 500 --no-tensorboard --no-progress"
+    limit = 1 + plan.stat().st_size // 1024
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"ulimit -f {limit};"
+            f" '{sys.executable}' -m mfsdp_cli train '{plan}' --run-dir '{folder}' {flags}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "error[MF512]: rank 0: OSError: [Errno 27] File too large" in done.stderr
+    assert f"{folder}: failed, step " in done.stderr
+
+
+def test_a_folder_that_is_taken_away(plan: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with _running(plan, folder, "--no-tensorboard") as process:
+        shutil.rmtree(folder)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert f"{folder} has no last line: No such file or directory\n{folder}: interrupted\n" in said
+
+
 def test_a_rank_that_is_killed_ends_the_run_with_its_name(plan: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with _running(plan, folder) as process:
@@ -220,6 +276,9 @@ def test_no_rank_outlives_its_launcher(plan: Path, tmp_path: Path) -> None:
         (["--nnodes", "2"], 2, "2 hosts need a place to meet"),
         (["--data", "/nowhere"], 2, "no such file or folder: /nowhere"),
         (["--tokenizer", "gpt2", "--data", __file__], 2, "unknown tokenizer 'gpt2'"),
+        (["--tokenizer", "gpt2"], 2, "unknown tokenizer 'gpt2'"),
+        (["--rdzv-endpoint", "x:y:z"], 2, "hosts cannot meet at 'x:y:z'"),
+        (["--run-dir", "a" * 300], 2, "error[MF507]: cannot write the run folder"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.runtime import launch
+from mfsdp_cli.runtime.hosts import Hosts
 from mfsdp_cli.runtime.job import Job
-from mfsdp_cli.runtime.launch import Hosts, Joined, joined, run_workers, slurm_variables
+from mfsdp_cli.runtime.launch import run_workers
 from mfsdp_cli.runtime.report import finding_of
 from mfsdp_cli.runtime.settings import TrainSettings
 
@@ -48,63 +50,34 @@ def test_a_run_that_goes_well_has_no_failures_and_changes_no_environment() -> No
     }
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, None),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, Joined(3, 4)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # the batch script, not a step
-        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
-        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, Joined(5, 8)),
-    ],
-)
-def test_the_environment_says_whether_ranks_were_started(
-    environment: dict[str, str], expected: Joined | None
-) -> None:
-    assert joined(environment) == expected
+def test_a_hang_up_that_is_ignored_ends_nothing() -> None:
+    """What ``nohup`` is for; torch's launcher by itself would obey."""
+    script = (
+        "import signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from mfsdp_cli.runtime.hosts import Hosts\n"
+        "from mfsdp_cli.runtime.launch import run_workers\n"
+        f"status, _ = run_workers({WORKER!r}, {{'MFSDP_TEST_FAIL': 'hang up'}}, 2, Hosts())\n"
+        "assert status == 'completed', status\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-def test_slurms_variables_become_torchs() -> None:
-    slurm = {
-        "SLURM_PROCID": "5",
-        "SLURM_NTASKS": "8",
-        "SLURM_LOCALID": "1",
-        "SLURM_JOB_ID": "40001",
-        "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
-    }
-    assert slurm_variables(slurm) == {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "20001",
-    }
-    assert slurm_variables({**slurm, "MASTER_ADDR": "head"})["MASTER_ADDR"] == "head"
-    del slurm["SLURM_LAUNCH_NODE_IPADDR"]
-    with pytest.raises(MfsdpError, match="does not say where"):
-        slurm_variables(slurm)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "words"),
-    [
-        (Hosts(0), "host 0 of 0 does not exist"),
-        (Hosts(2, 2, "a:1"), "host 2 of 2 does not exist"),
-        (Hosts(2, -1, "a:1"), "host -1 of 2 does not exist"),
-        (Hosts(3, 0, "a:1"), "4 ranks do not divide into 3 hosts"),
-        (Hosts(2, 0), "2 hosts need a place to meet"),
-        (Hosts(2, 0, "nowhere"), "2 hosts need a place to meet"),
-    ],
-)
-def test_hosts_that_cannot_be_are_named(hosts: Hosts, words: str) -> None:
-    with pytest.raises(MfsdpError, match=words) as caught:
-        hosts.check(4)
-    assert caught.value.finding.code == "MF508"
-
-
-def test_hosts_that_can_be_pass() -> None:
-    Hosts().check(5)
-    Hosts(2, 1, "head:29500").check(4)
+def test_a_worker_whose_launcher_was_gone_before_it_looked() -> None:
+    script = "import time\nfrom mfsdp_cli.runtime.watch import Watch\nWatch()\ntime.sleep(60)\n"
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "MFSDP_LAUNCHER": gone.stdout.strip()},
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 1
 
 
 def test_a_job_survives_its_way_through_the_environment(

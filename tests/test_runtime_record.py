@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,33 @@ def test_what_is_no_run_folder_is_never_replaced(tmp_path: Path, overwrite: bool
 def test_an_empty_folder_may_become_a_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     assert read_run(_new(tmp_path / "run"))["status"] == "running"
+
+
+def test_a_link_to_a_run_folder_is_replaced_behind_the_link(tmp_path: Path) -> None:
+    folder = _new(tmp_path / "run")
+    (folder / "trace").mkdir()
+    (folder / "elsewhere").symlink_to(tmp_path)
+    (tmp_path / "link").symlink_to(folder)
+    _new(tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    names = {item.name for item in folder.iterdir()}
+    assert names == {"run.json", "plan.json", "metrics.jsonl"}
+
+
+def test_a_line_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    """The system may take a part of what is written, as it does where a disk fills up."""
+    folder = _new(tmp_path / "run")
+    record = RunRecord(folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            _train(record, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (folder / "metrics.jsonl").stat().st_size == 100
+    assert finish(folder, "failed") == "failed"
+    assert _lines(folder) == [{"kind": "end", "status": "failed"}]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

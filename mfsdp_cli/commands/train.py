@@ -141,7 +141,7 @@ def train(
     ] = False,
 ) -> None:
     """Train as a plan says, and leave a run folder to compare."""
-    from mfsdp_cli.runtime.launch import Hosts
+    from mfsdp_cli.runtime.hosts import Hosts
     from mfsdp_cli.runtime.request import TrainRequest
     from mfsdp_cli.runtime.settings import TrainSettings
 
@@ -184,10 +184,11 @@ def train(
 
 def _run(request: TrainRequest) -> int:
     from mfsdp_cli.runtime import launch
+    from mfsdp_cli.runtime.hosts import joined
 
+    mine = joined(os.environ)
     ready = request.prepare()
     output.findings(ready.warnings)
-    mine = launch.joined(os.environ)
     if mine is not None:
         status = launch.join(ready.create(mine))
         if mine.rank == 0:

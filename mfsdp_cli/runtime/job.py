@@ -11,6 +11,7 @@ from mfsdp_cli.runtime.settings import TrainSettings
 
 ENVIRONMENT = "MFSDP_JOB"
 REPORTS = "MFSDP_REPORTS"
+LAUNCHER = "MFSDP_LAUNCHER"
 
 
 @dataclass(frozen=True)

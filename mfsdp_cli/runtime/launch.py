@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
+from mfsdp_cli.errors import ExitCode, Finding, Severity
+from mfsdp_cli.output import output
 from mfsdp_cli.runtime import job as job_
+from mfsdp_cli.runtime.hosts import Hosts, slurm_variables
 from mfsdp_cli.runtime.job import Job
 from mfsdp_cli.runtime.record import finish, last_values
 from mfsdp_cli.runtime.report import Report, read_reports
+from mfsdp_cli.runtime.watch import obeyed
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -36,83 +39,10 @@ NAN = "nan"
 INTERRUPTED = "interrupted"
 WORKER = "mfsdp_cli.runtime.worker"
 _SHUTDOWN_S = "5"
+#: Starts a worker with SIGINT ignored until it has its own handler (runtime/watch.py): a Ctrl-C
+#: that comes while Python starts is the launcher's to pass on, and no traceback of the worker's.
+_SHELL = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "mfsdp-worker")
 _TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """Where the ranks run.
-
-    Args:
-        nnodes: number of hosts.
-        node_rank: this host's number.
-        rdzv_endpoint: ``host:port`` where hosts meet; needed with more than one.
-    """
-
-    nnodes: int = 1
-    node_rank: int = 0
-    rdzv_endpoint: str = ""
-
-    def check(self, world_size: int) -> None:
-        """Raise MF508 for hosts that cannot hold the ranks evenly or cannot meet."""
-        where = f"--nnodes {self.nnodes} --node-rank {self.node_rank}"
-        if self.nnodes < 1 or not 0 <= self.node_rank < self.nnodes:
-            raise MfsdpError(
-                "MF508", f"host {self.node_rank} of {self.nnodes} does not exist", where=where
-            )
-        if world_size % self.nnodes:
-            raise MfsdpError(
-                "MF508",
-                f"{world_size} ranks do not divide into {self.nnodes} hosts",
-                where=where,
-            )
-        if self.nnodes > 1 and ":" not in self.rdzv_endpoint:
-            raise MfsdpError(
-                "MF508",
-                f"{self.nnodes} hosts need a place to meet",
-                where=where,
-                hint="pass --rdzv-endpoint HOST:PORT, the same on every host",
-            )
-
-
-@dataclass(frozen=True)
-class Joined:
-    """This process among ranks that somebody else started."""
-
-    rank: int
-    world_size: int
-
-
-def joined(environment: Mapping[str, str]) -> Joined | None:
-    """The rank this process was started as by ``torchrun`` or ``srun``; None: started plainly.
-
-    For Slurm, sets what torch's process groups read (``MASTER_ADDR`` must be given or be one
-    that Slurm tells).
-    """
-    if "RANK" in environment and "WORLD_SIZE" in environment:
-        return Joined(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
-    if "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
-        return Joined(int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"]))
-    return None
-
-
-def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables torch reads, from those that Slurm sets."""
-    address = environment.get("MASTER_ADDR") or environment.get("SLURM_LAUNCH_NODE_IPADDR")
-    if not address:
-        raise MfsdpError(
-            "MF508",
-            "Slurm does not say where the ranks meet",
-            hint="set MASTER_ADDR to the first host's name",
-        )
-    port = environment.get("MASTER_PORT", str(20000 + int(environment["SLURM_JOB_ID"]) % 20000))
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": environment["SLURM_NTASKS"],
-        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-    }
 
 
 @dataclass(frozen=True)
@@ -144,12 +74,31 @@ def launch(job: Job, world_size: int, hosts: Hosts) -> Outcome:
     The folder is the first host's; another host tells its own ranks' status.
     """
     local = world_size // hosts.nnodes
-    status, failures = run_workers(WORKER, {job_.ENVIRONMENT: job.to_json()}, local, hosts)
+    try:
+        status, failures = run_workers(WORKER, {job_.ENVIRONMENT: job.to_json()}, local, hosts)
+    except KeyboardInterrupt:  # before the launcher's own handlers were there
+        status, failures = INTERRUPTED, []
+    except Exception as error:
+        _finish(job, hosts, FAILED, f"{type(error).__name__}: {error}")
+        raise
     first = failures[0] if status == FAILED and failures else None
-    if hosts.node_rank == 0:
-        reason = {} if first is None else {"reason": f"rank {first.rank}: {first.message}"}
-        status = finish(job.run_dir, status, **reason)
+    reason = "" if first is None else f"rank {first.rank}: {first.message}"
+    status = _finish(job, hosts, status, reason)
     return Outcome(status, first, max(0, len(failures) - 1))
+
+
+def _finish(job: Job, hosts: Hosts, status: str, reason: str) -> str:
+    """The run's status, after its last line was written, which the first host does.
+
+    A folder that cannot be written any more must not hide why the run ended.
+    """
+    if hosts.node_rank != 0:
+        return status
+    try:
+        return finish(job.run_dir, status, **({"reason": reason} if reason else {}))
+    except OSError as error:
+        output.log(f"{job.run_dir} has no last line: {error.strerror or error}")
+        return status
 
 
 def run_workers(
@@ -180,8 +129,7 @@ def join(job: Job) -> str:
     from mfsdp_cli.runtime.watch import Watch
     from mfsdp_cli.runtime.worker import run
 
-    if "RANK" not in os.environ:
-        os.environ.update(slurm_variables(os.environ))
+    os.environ.update(slurm_variables(os.environ))
     return run(job, Watch())
 
 
@@ -202,7 +150,11 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def _for_workers(local: int, reports: str, hosts: Hosts) -> dict[str, str]:
     """What the workers are told by their environment, whatever they do."""
-    values = {job_.REPORTS: reports, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SHUTDOWN_S}
+    values = {
+        job_.REPORTS: reports,
+        job_.LAUNCHER: str(os.getpid()),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SHUTDOWN_S,
+    }
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         values["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // local))
@@ -238,15 +190,25 @@ def _run_agent(module: str, local: int, hosts: Hosts, reports: Path) -> tuple[st
         rdzv_configs={"rank": hosts.node_rank, "timeout": 300} if hosts.nnodes > 1 else {},
         local_addr="localhost" if hosts.nnodes == 1 else None,
         max_restarts=0,
+        signals_to_handle=",".join(_launchers_signals()),
     )
-    command = (sys.executable, "-m", module)
     try:
-        elastic_launch(config, command[0])(*command[1:])
+        elastic_launch(config, _SHELL[0])(*_SHELL[1:], sys.executable, "-m", module)
     except ChildFailedError as error:
         return FAILED, _silent_death(error.failures, reports)
     except (SignalException, KeyboardInterrupt):
         return INTERRUPTED, None
     return COMPLETED, None  # or what the last line of the run folder says
+
+
+def _launchers_signals() -> list[str]:
+    """What torch's launcher handles; it passes its signal on to the workers.
+
+    SIGINT is left to Python, which raises KeyboardInterrupt: then the launcher ends the workers
+    with SIGTERM, which they obey from their first moment.
+    """
+    obeys = [number.name for number in obeyed() if number != signal.SIGINT]
+    return [*obeys, signal.SIGQUIT.name]
 
 
 def _quiet_launcher() -> None:
@@ -289,7 +251,7 @@ def summary(run_dir: Path, status: str) -> str:
 def not_finite(run_dir: Path) -> Finding:
     """What is said last where a run ended because its loss was not finite."""
     last = last_values(run_dir)
-    step = last["end"].get("step")
+    step = last.get("end", {}).get("step")
     return Finding(
         "MF513",
         Severity.ERROR,

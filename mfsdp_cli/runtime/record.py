@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mfsdp_cli.errors import MfsdpError
+from mfsdp_cli.files import write_whole
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
@@ -54,23 +55,8 @@ def create_run_folder(folder: Path, document: dict[str, Any], plan: str, overwri
             cannot be written.
     """
     where = f"--run-dir {folder}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if not is_run_folder(folder):
-            raise MfsdpError(
-                "MF507",
-                f"{folder} exists and is not a run folder",
-                where=where,
-                hint="choose another --run-dir",
-            )
-        if not overwrite:
-            raise MfsdpError(
-                "MF507",
-                f"the run folder {folder} exists",
-                where=where,
-                hint="choose another --run-dir, or replace it with --overwrite",
-            )
-        shutil.rmtree(folder)
     try:
+        _make_room(folder, where, overwrite)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / PLAN).write_text(plan)
         (folder / METRICS).touch()
@@ -79,6 +65,31 @@ def create_run_folder(folder: Path, document: dict[str, Any], plan: str, overwri
         raise MfsdpError(
             "MF507", f"cannot write the run folder {folder}: {error.strerror}", where=where
         ) from error
+
+
+def _make_room(folder: Path, where: str, overwrite: bool) -> None:
+    """Empty a run folder that may be replaced (it may be a link to one); MF507 for any other."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not is_run_folder(folder):
+        raise MfsdpError(
+            "MF507",
+            f"{folder} exists and is not a run folder",
+            where=where,
+            hint="choose another --run-dir",
+        )
+    if not overwrite:
+        raise MfsdpError(
+            "MF507",
+            f"the run folder {folder} exists",
+            where=where,
+            hint="choose another --run-dir, or replace it with --overwrite",
+        )
+    for child in folder.iterdir():
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child)
+        else:
+            child.unlink()
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -93,9 +104,7 @@ def update_run(folder: Path, **values: Any) -> None:
 
 
 def _write_run(folder: Path, document: dict[str, Any]) -> None:
-    new = folder / f".{RUN}.new"
-    new.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    os.replace(new, folder / RUN)
+    write_whole(folder / RUN, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def finish(folder: Path, status: str, **values: Any) -> str:
@@ -118,8 +127,11 @@ def finish(folder: Path, status: str, **values: Any) -> str:
 
 
 def last_values(folder: Path) -> dict[str, dict[str, Any]]:
-    """The last line of each kind in ``metrics.jsonl``."""
-    lines, _ = _complete_lines(folder / METRICS)
+    """The last line of each kind in ``metrics.jsonl``; none where it cannot be read any more."""
+    try:
+        lines, _ = _complete_lines(folder / METRICS)
+    except OSError:
+        return {}
     return {value["kind"]: value for value in map(json.loads, lines)}
 
 
@@ -201,7 +213,7 @@ class RunRecord:
             if self._ended:
                 return
             self._ended = True
-            os.write(self._file, _line({"kind": "end", "status": status, **values}))
+            self._append(_line({"kind": "end", "status": status, **values}))
         update_run(self._folder, status=status)
         if self._scalars is not None:
             self._scalars.flush()
@@ -209,7 +221,12 @@ class RunRecord:
     def _write(self, values: dict[str, Any]) -> None:
         with self._lock:
             if not self._ended:
-                os.write(self._file, _line(values))
+                self._append(_line(values))
+
+    def _append(self, line: bytes) -> None:
+        """Write a line to its end: what a full disk cuts off must be an error, not a torn line."""
+        while line:
+            line = line[os.write(self._file, line) :]
 
     def _scalar(self, tag: str, value: float, step: int) -> None:
         if self._scalars is not None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
 from mfsdp_cli.runtime.backend import choose_backend
 from mfsdp_cli.runtime.engine_names import ENGINES
+from mfsdp_cli.runtime.hosts import Hosts, Joined
 from mfsdp_cli.runtime.job import Job
-from mfsdp_cli.runtime.launch import Hosts, Joined
 from mfsdp_cli.runtime.limits import refuse_unbuildable, refuse_unrunnable
 from mfsdp_cli.runtime.record import create_run_folder
 from mfsdp_cli.runtime.settings import TrainSettings

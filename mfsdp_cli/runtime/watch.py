@@ -14,22 +14,31 @@ import signal
 import threading
 from collections.abc import Callable
 
+from mfsdp_cli.runtime.job import LAUNCHER
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 1.0
+
+
+def obeyed() -> list[signal.Signals]:
+    """The signals that end a run: not a hang-up that is ignored, as under ``nohup``."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in SIGNALS if number != signal.SIGHUP or not ignored]
 
 
 class Watch:
     """Armed on construction, in the main thread.
 
-    ``last_words`` is called with the signal, or with None where the parent process is gone.
+    ``last_words`` is called with the signal, or with None where the parent process is gone: the
+    launcher that the environment names, for it may be gone before this process looks.
     """
 
     def __init__(self) -> None:
         self.last_words: Callable[[signal.Signals | None], None] | None = None
-        self._parent = os.getppid()
+        self._parent = int(os.environ.get(LAUNCHER, os.getppid()))
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        for number in SIGNALS:
+        for number in obeyed():
             signal.signal(number, _ignore)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._run, name="mfsdp-watch", daemon=True).start()

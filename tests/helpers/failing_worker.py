@@ -1,10 +1,14 @@
-"""A worker whose rank 1 fails as ``MFSDP_TEST_FAIL`` says while rank 0 waits for it."""
+"""A worker whose rank 1 fails as ``MFSDP_TEST_FAIL`` says while rank 0 waits for it.
+
+Every worker starts with SIGINT ignored, or it would fail as well.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 
 
 def main() -> int:
@@ -13,10 +17,13 @@ def main() -> int:
 
     from mfsdp_cli.errors import MfsdpError
     from mfsdp_cli.runtime.report import write_report
+    from mfsdp_cli.runtime.watch import Watch
 
     rank = int(os.environ["RANK"])
     how = os.environ["MFSDP_TEST_FAIL"]
     try:
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN, "SIGINT is not ignored"
+        Watch()
         dist.init_process_group("gloo")
         dist.barrier()
         if rank == 1 and how == "raise":
@@ -27,8 +34,12 @@ def main() -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1 and how == "exit":
             os._exit(7)
+        if rank == 1 and how == "hang up":
+            for process in (os.getppid(), os.getpid()):
+                os.kill(process, signal.SIGHUP)
+            time.sleep(1)
         dist.all_reduce(torch.ones(1))
-        if how != "nothing":
+        if how not in ("nothing", "hang up"):
             dist.barrier()
     except Exception as error:
         write_report(rank, error)

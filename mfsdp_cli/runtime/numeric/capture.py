@@ -28,6 +28,7 @@ from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
 from mfsdp_cli.runtime.report import write_report
 from mfsdp_cli.runtime.settings import TrainSettings
 from mfsdp_cli.runtime.topology import Topology
+from mfsdp_cli.runtime.watch import Watch
 
 
 def numeric_settings(steps: int, seed: int) -> TrainSettings:
@@ -91,6 +92,7 @@ def save_steps(engine: Engine, capture: Capture, topology: Topology) -> None:
 
 def main() -> int:
     """Run the capture that the environment describes; returns the exit code."""
+    Watch()
     try:
         run(Capture.from_environment())
     except BaseException as error:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
 from mfsdp_cli.runtime.backend import choose_backend
-from mfsdp_cli.runtime.launch import COMPLETED, INTERRUPTED, Hosts, run_workers
+from mfsdp_cli.runtime.hosts import Hosts
+from mfsdp_cli.runtime.launch import COMPLETED, INTERRUPTED, run_workers
 from mfsdp_cli.runtime.limits import refuse_unbuildable
 from mfsdp_cli.runtime.numeric.explain import explain
 from mfsdp_cli.runtime.numeric.job import ENVIRONMENT, FLOOR, Capture
