@@ -127,7 +127,6 @@ def test_every_layout_starts_from_the_same_model() -> None:
     [
         ({"add_mlp_bias": True}, "biases on the MLP alone"),
         ({"add_attention_output_bias": True}, "a bias on the attention output alone"),
-        ({"mtp_num_layers": 1}, "multi-token-prediction"),
         ({"activation": "swish7"}, "activation 'swish7' (not one of silu, gelu,"),
         ({"kv_channels": 7}, "rotary positions on an odd head width 7"),
     ],

@@ -46,7 +46,6 @@ class DistOptEngine:
             device=topology.device,
         )
         config: Any = self._chunks[0].module.config
-        self._is_moe = plan.model.moe is not None
         self._kept: dict[str, torch.Tensor] = {}
         self._model = [self._wrap(chunk, index) for index, chunk in enumerate(self._chunks)]
         self._optimizer = self._make_optimizer(dtype)
@@ -65,6 +64,8 @@ class DistOptEngine:
 
         module: Any = chunk.module
         config = module.config
+        if (head := _idle_head(chunk)) is not None:
+            head.requires_grad_(False)
         if config.bf16:
             module = Float16Module(config, module)
         return DistributedDataParallel(
@@ -101,8 +102,7 @@ class DistOptEngine:
             self._kept = self._whole_gradients()
         self._schedule(step)
         _, norm, _ = self._optimizer.step()
-        if self._is_moe:
-            forward.clear_router_statistics()
+        forward.clear_statistics()
         return StepResult(self._mean(sum(losses), 1), float(norm))
 
     def _schedule(self, step: int) -> None:
@@ -184,7 +184,10 @@ class DistOptEngine:
         weights = {}
         for chunk in self._chunks:
             names = global_names(chunk)
+            idle = _idle_head(chunk)
             for name, parameter in chunk.module.named_parameters():
+                if parameter is idle:
+                    continue
                 weights[names[name]] = parameter.detach().float().cpu().clone()
         return weights
 
@@ -212,6 +215,20 @@ class DistOptEngine:
 
     def close(self) -> None:
         """Nothing outlives the object."""
+
+
+def _idle_head(chunk: Chunk) -> nn.Parameter | None:
+    """The head of a tied model beside MTP layers: Megatron-Core allocates it and never uses it.
+
+    There the logits come from MTP's copy of the embedding. Nothing would sum the idle matrix with
+    the other copies, and weight decay alone would shrink it.
+    """
+    stage = chunk.stage
+    if chunk.spec.untie_embeddings_and_output_weights or not (stage.mtp and stage.loss):
+        return None
+    module: Any = chunk.module
+    head: nn.Parameter | None = module.output_layer.weight
+    return head
 
 
 def _forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[torch.Tensor, Any]:

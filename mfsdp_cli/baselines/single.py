@@ -93,7 +93,7 @@ class SingleEngine:
         self._refresh()
         if self._moe is not None:
             forward.update_router_bias([self._model], self._moe.moe_router_bias_update_rate, None)
-            forward.clear_router_statistics()
+        forward.clear_statistics()
         return StepResult(loss, norm)
 
     def _accumulate(self, step: int) -> float:

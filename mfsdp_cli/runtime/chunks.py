@@ -1,7 +1,8 @@
 """Megatron-Core models, chunk by chunk, exactly as a layout says.
 
 A *chunk* is the part of the model that one stage holds: a ``GPTModel`` with its layers, with the
-embedding where the layout puts it, and with final norm and head on the loss stage. Weights come
+embedding where the layout puts it, with MTP layers (and the embedding that they call) where it
+puts those, and with final norm and head on the loss stage. Weights come
 from :mod:`mfsdp_cli.runtime.weights`, never from Megatron's initialization, and copies of the
 word embedding are not synchronized by Megatron's collective: one rank would reach it only after
 building its later chunks.
@@ -136,11 +137,13 @@ def _build_module(spec: ModelSpec, stage: StageLayout, vpp: int, config: Any) ->
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     vp_stage = stage.vp_stage if vpp > 1 else None
+    place = _Place(vp_stage, stage.pp_rank)
     groups = ProcessGroupCollection.use_mpu_process_groups()
     groups.embd = None  # no collective at construction; see the module's docstring
     return GPTModel(
         config=config,
-        transformer_layer_spec=_block_spec(config, spec, vp_stage, stage.pp_rank),
+        transformer_layer_spec=_block_spec(config, spec, place),
+        mtp_block_spec=_mtp_spec(config, spec, place) if stage.mtp else None,
         vocab_size=spec.padded_vocab_size,
         max_sequence_length=spec.max_position_embeddings,
         pre_process=stage.embedding,
@@ -153,7 +156,15 @@ def _build_module(spec: ModelSpec, stage: StageLayout, vpp: int, config: Any) ->
     )
 
 
-def _block_spec(config: Any, spec: ModelSpec, vp_stage: int | None, pp_rank: int) -> Any:
+@dataclass(frozen=True)
+class _Place:
+    """Where a chunk is, for Megatron's functions; vp_stage is None without virtual stages."""
+
+    vp_stage: int | None
+    pp_rank: int
+
+
+def _block_spec(config: Any, spec: ModelSpec, place: _Place) -> Any:
     """Megatron's local (not Transformer Engine) layer specs with our core attention."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
@@ -161,9 +172,25 @@ def _block_spec(config: Any, spec: ModelSpec, vp_stage: int | None, pp_rank: int
         config,
         use_transformer_engine=False,
         normalization=spec.normalization,
-        vp_stage=vp_stage,
-        pp_rank=pp_rank,
+        vp_stage=place.vp_stage,
+        pp_rank=place.pp_rank,
     )
     for layer in block.layer_specs:
         layer.submodules.self_attention.submodules.core_attention = ScaledDotProductAttention
     return block
+
+
+def _mtp_spec(config: Any, spec: ModelSpec, place: _Place) -> Any:
+    """Megatron's MTP block; its layers are of the last decoder layer's kind, wherever that is."""
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_layer_specs,
+        get_gpt_mtp_block_spec,
+    )
+
+    last = get_gpt_decoder_layer_specs(
+        config, use_transformer_engine=False, normalization=spec.normalization
+    )[-1]
+    last.submodules.self_attention.submodules.core_attention = ScaledDotProductAttention
+    return get_gpt_mtp_block_spec(
+        config, last, use_transformer_engine=False, vp_stage=place.vp_stage, pp_rank=place.pp_rank
+    )

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mfsdp_cli.cost.activations import sequences_after
 from mfsdp_cli.fsdp import (
     AdamSettings,
     Context,
@@ -104,6 +105,7 @@ class MfsdpEngine:
             self._runners,
             self._sharded(),
             lambda stage: topology.rank_of(pp_rank_of[stage]),
+            sequences_after(plan.layout),
         )
         return Executor(
             self._actions,
@@ -134,7 +136,7 @@ class MfsdpEngine:
         for runner in self._runners.values():
             runner.losses.clear()
         self._executor.run(self._batches_of(step, self._data.training))
-        forward.clear_router_statistics()
+        forward.clear_statistics()
         return self._result
 
     def _batches_of(self, step: int, source: Any) -> Batches:
@@ -147,7 +149,7 @@ class MfsdpEngine:
         return batch
 
     def _set_loss_scales(self) -> None:
-        if self._plan.model.moe is not None:
+        if self._plan.model.moe is not None or self._plan.model.mtp_num_layers:
             scale = 1.0 / self._plan.parallel.num_microbatches
             forward.set_auxiliary_loss_scale(scale, self._topology.device)
 
@@ -266,7 +268,8 @@ def unit_modules(chunk: Chunk) -> list[tuple[nn.Module, str]]:
     """The modules of a chunk that form units, inner ones first, with their global names.
 
     The embedding is a unit of its own only where it is called once and its weight belongs to no
-    other module of the chunk (a tied head on the same chunk keeps it in the root).
+    other module of the chunk. A tied head on the same chunk keeps it in the root, and so do MTP
+    layers, which call it again.
     """
     model: Any = chunk.module
     modules: list[tuple[nn.Module, str]] = []
@@ -278,6 +281,11 @@ def unit_modules(chunk: Chunk) -> list[tuple[nn.Module, str]]:
         (module, f"decoder.layers.{layer}")
         for module, layer in zip(model.decoder.layers, stage.layers, strict=True)
     ]
+    if stage.mtp:
+        modules += [
+            (module, f"mtp.layers.{depth}")
+            for module, depth in zip(model.mtp.layers, stage.mtp, strict=True)
+        ]
     return [*modules, (model, ROOT)]
 
 

@@ -41,11 +41,14 @@ class Stages:
     Args:
         runners, sharded: by stage: what runs it, and its units.
         rank_of: global rank of any stage of this data-parallel rank's pipeline.
+        sequences_after: by stage: how many hidden states go on to the next one, (1 + k) behind k
+            MTP layers.
     """
 
     runners: dict[int, StageRunner]
     sharded: dict[int, Sharded]
     rank_of: RankOf
+    sequences_after: Sequence[int]
 
 
 class Executor:
@@ -164,23 +167,29 @@ class Executor:
         stage, index = _place(action)
         tensor = self._activations.pop((stage + 1, index))
         assert isinstance(tensor, torch.Tensor)
-        self._forward_pipe.send(tensor, self._stages.rank_of(stage + 1))
+        sequences = self._stages.sequences_after[stage]
+        self._forward_pipe.send(tensor, self._stages.rank_of(stage + 1), sequences)
 
     def _receive_forward(self, action: Action) -> None:
         stage, index = _place(action)
         source = self._stages.rank_of(stage - 1)
-        self._activations[(stage, index)] = self._forward_pipe.receive(source)
+        self._activations[(stage, index)] = self._forward_pipe.receive(
+            source, self._stages.sequences_after[stage - 1]
+        )
 
     def _send_backward(self, action: Action) -> None:
         stage, index = _place(action)
         tensor = self._gradients.pop((stage - 1, index))
         assert isinstance(tensor, torch.Tensor)
-        self._backward_pipe.send(tensor, self._stages.rank_of(stage - 1))
+        sequences = self._stages.sequences_after[stage - 1]
+        self._backward_pipe.send(tensor, self._stages.rank_of(stage - 1), sequences)
 
     def _receive_backward(self, action: Action) -> None:
         stage, index = _place(action)
         source = self._stages.rank_of(stage + 1)
-        self._gradients[(stage, index)] = self._backward_pipe.receive(source)
+        self._gradients[(stage, index)] = self._backward_pipe.receive(
+            source, self._stages.sequences_after[stage]
+        )
 
     # -- evaluation ------------------------------------------------------------------------
 
@@ -195,9 +204,10 @@ class Executor:
     # -- look-ups --------------------------------------------------------------------------
 
     def _batch(self, runner: StageRunner, index: int) -> Batch | None:
-        """Tokens are needed where the pipeline begins and where the loss is."""
+        """Tokens are needed where the pipeline begins, in MTP layers and where the loss is."""
         assert self._batches is not None
-        needed = runner.stage.embedding or runner.stage.loss
+        stage = runner.stage
+        needed = stage.embedding or stage.mtp or stage.loss
         return self._batches(index) if needed else None
 
     def _runner(self, action: Action) -> tuple[StageRunner, int, int]:

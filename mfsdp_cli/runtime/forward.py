@@ -19,20 +19,31 @@ def batch_loss(module: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def set_auxiliary_loss_scale(scale: float, device: torch.device) -> None:
-    """Set what the gradient of router balancing losses is multiplied with.
+    """Set what the gradients of router balancing losses and of MTP losses are multiplied with.
 
-    Megatron's ``forward_step`` does it before each backward pass: 1 / microbatches.
+    Neither is part of the loss that backward starts from: each hangs on an activation and adds its
+    own gradient when the pass comes by. Megatron's ``forward_step`` sets both scales before each
+    backward pass: 1 / microbatches.
     """
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
 
-    MoEAuxLossAutoScaler.set_loss_scale(torch.full((1,), scale, device=device))
+    value = torch.full((1,), scale, device=device)
+    MoEAuxLossAutoScaler.set_loss_scale(value)
+    MTPLossAutoScaler.set_loss_scale(value)
 
 
-def clear_router_statistics() -> None:
-    """Forget the balancing losses that routers recorded for Megatron's own log."""
-    from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+def clear_statistics() -> None:
+    """Forget what routers and MTP layers recorded for Megatron's own log.
 
-    get_moe_metrics_tracker().clear()
+    Both add up until someone logs them, one entry a layer. They are dropped, not zeroed: those of
+    another model in the same process would not fit.
+    """
+    from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    destroy_moe_metrics_tracker()
+    MTPLossLoggingHelper.tracker.clear()
 
 
 @torch.no_grad()

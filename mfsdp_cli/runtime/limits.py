@@ -14,8 +14,6 @@ _BALANCING = ("none", "aux_loss", "seq_aux_loss")
 def unbuildable(spec: ModelSpec) -> list[str]:
     """Everything in a model that the runtime cannot build, in words; empty where it can."""
     reasons = []
-    if spec.mtp_num_layers:
-        reasons.append(f"{spec.mtp_num_layers} multi-token-prediction layer(s)")
     rotated = spec.kv_channels
     if spec.latent_attention is not None:
         rotated = spec.latent_attention.qk_pos_emb_head_dim
@@ -61,12 +59,10 @@ def _unbuildable_experts(moe: MixtureOfExperts) -> list[str]:
 def refuse_unbuildable(spec: ModelSpec) -> None:
     """Raise MF502 naming everything in the model that cannot be built."""
     if reasons := unbuildable(spec):
-        hint = "plan with --mtp-num-layers 0 to train without them" if spec.mtp_num_layers else ""
         raise MfsdpError(
             "MF502",
             f"{spec.name} cannot be trained here: {'; '.join(reasons)} cannot be built",
             where=f"model {spec.name}",
-            hint=hint,
         )
 
 

@@ -34,7 +34,9 @@ class Pipe:
 
     Args:
         group: this direction's communicator over the pipeline ranks; None where there is one rank.
-        shape, dtype, device: of every tensor that crosses a stage boundary.
+        shape, dtype, device: of one hidden state that crosses a stage boundary, (sequence, micro
+            batch, hidden). Behind k MTP layers (1 + k) of them travel as one tensor, joined along
+            the sequence.
     """
 
     def __init__(
@@ -50,16 +52,21 @@ class Pipe:
         self._device = device
         self._leaving: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
-    def receive(self, source: int) -> Arrival:
-        """Post a receive from a global rank."""
-        tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+    def _shape_of(self, sequences: int) -> tuple[int, ...]:
+        length, *rest = self._shape
+        return (sequences * length, *rest)
+
+    def receive(self, source: int, sequences: int = 1) -> Arrival:
+        """Post a receive of so many hidden states from a global rank."""
+        tensor = torch.empty(self._shape_of(sequences), dtype=self._dtype, device=self._device)
         return Arrival(tensor, dist.irecv(tensor, src=source, group=self._group))
 
-    def send(self, tensor: torch.Tensor, destination: int) -> None:
-        """Send to a global rank without waiting for it."""
-        if tuple(tensor.shape) != self._shape:
+    def send(self, tensor: torch.Tensor, destination: int, sequences: int = 1) -> None:
+        """Send so many hidden states to a global rank without waiting for it."""
+        expected = self._shape_of(sequences)
+        if tuple(tensor.shape) != expected:
             raise RuntimeError(
-                f"Expected a boundary tensor of shape {self._shape}, got {tuple(tensor.shape)}"
+                f"Expected a boundary tensor of shape {expected}, got {tuple(tensor.shape)}"
             )
         tensor = tensor.contiguous()
         work = dist.isend(tensor, dst=destination, group=self._group)

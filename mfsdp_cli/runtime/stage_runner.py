@@ -46,9 +46,9 @@ class StageRunner:
         """Run a microbatch forward.
 
         Args:
-            received: the previous stage's output (sequence, micro batch, hidden); None on the
-                first stage.
-            batch: tokens and labels; None on stages that hold neither embedding nor loss.
+            received: the previous stage's output, ((1 + k) * sequence, micro batch, hidden)
+                behind k MTP layers; None on the first stage.
+            batch: tokens and labels; None on stages that hold neither embedding, MTP nor loss.
 
         Returns:
             What the next stage needs; None on the loss stage, whose mean loss is appended to
@@ -68,7 +68,7 @@ class StageRunner:
         if received is not None:
             self.module.set_input_tensor(received)
         tokens = positions = labels = None
-        if batch is not None and self.stage.embedding:
+        if batch is not None and (self.stage.embedding or self.stage.mtp):
             tokens, positions = batch.tokens, batch.position_ids
         if batch is not None and self.stage.loss:
             labels = batch.labels

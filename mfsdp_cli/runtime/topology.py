@@ -108,13 +108,14 @@ def connect(
             f"the plan needs {pp * dp} ranks (PP {pp} x DP {dp}) and {world_size} were started",
             hint=f"start {pp * dp} ranks",
         )
-    _initialize_megatron(pp, vpp, timeout)
+    holders = [tuple(members) for members in shared_pp_ranks]
+    _initialize_megatron(pp, vpp, timeout, holders)
     pp_rank, dp_rank = divmod(rank, dp)
     pipelines = [[stage * dp + replica for stage in range(pp)] for replica in range(dp)]
     replicas = [list(range(stage * dp, (stage + 1) * dp)) for stage in range(pp)]
     shared = {
-        tuple(members): _own_group([[rank for m in members for rank in replicas[m]]], timeout)
-        for members in shared_pp_ranks
+        members: _own_group([[rank for m in members for rank in replicas[m]]], timeout)
+        for members in holders
     }
     return Topology(
         rank=rank,
@@ -158,14 +159,23 @@ def _own_group(rank_sets: list[list[int]], timeout: timedelta) -> dist.ProcessGr
     return own
 
 
-def _initialize_megatron(pp: int, vpp: int, timeout: timedelta) -> None:
+def _initialize_megatron(
+    pp: int, vpp: int, timeout: timedelta, shared_pp_ranks: Sequence[Sequence[int]]
+) -> None:
     from megatron.core import parallel_state
+
+    # Megatron's own guess is the first and the last rank. With MTP on a rank between them that
+    # leaves its copy out, and in an untied model it takes in a head that is no copy.
+    holders = sorted({pp_rank for members in shared_pp_ranks for pp_rank in members})
 
     parallel_state.initialize_model_parallel(
         pipeline_model_parallel_size=pp,
         virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
         distributed_timeout_minutes=max(1, int(timeout.total_seconds() // 60)),
         create_gloo_process_groups=False,
+        get_embedding_ranks=(
+            (lambda pipeline, *_: [pipeline[pp_rank] for pp_rank in holders]) if holders else None
+        ),
     )
 
 

@@ -79,6 +79,7 @@ def make(spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32)
         deterministic_mode=True,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
+        mtp_num_layers=spec.mtp_num_layers or None,
         **_pipeline(layout, dtype),
         **_experts(spec.moe),
     )

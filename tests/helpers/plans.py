@@ -20,6 +20,8 @@ def plan_of(
     gbs: int = 8,
     seq: int = 32,
     group: int | None = None,
+    mtp: int | None = None,
+    layers: int | None = None,
     **settings: Any,
 ) -> Plan:
     """The plan of a preset with these sizes and settings."""
@@ -36,4 +38,6 @@ def plan_of(
         sizes["pipeline_model_parallel_layout"] = layout
     if group is not None:
         sizes["microbatch_group_size_per_virtual_pipeline_stage"] = group
-    return build_plan(PlanRequest(model, sizes=sizes, settings=settings))
+    return build_plan(
+        PlanRequest(model, sizes=sizes, settings=settings, mtp_num_layers=mtp, num_layers=layers)
+    )
