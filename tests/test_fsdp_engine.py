@@ -458,7 +458,7 @@ def test_copies_are_summed_by_logical_element(world: int, before: list[int], row
 
 
 def tied_norm(rank: int, world: int, count_copy: bool) -> dict[str, float]:
-    """Case T03: the tied matrix alone has gradient, squared sum 800, on two stages."""
+    """Case T03: the tied matrix alone has gradient, squared sum 800, a copy on every rank."""
     holder = Holder(rank, 4, 2)
     with fully_shard_context("cpu") as context:
         fully_shard(holder, ShardMesh(), name="root")
@@ -467,9 +467,9 @@ def tied_norm(rank: int, world: int, count_copy: bool) -> dict[str, float]:
     group = unit.groups[0]
     index = group.names.index("word")
     assert group.main_grad is not None
-    group.shard_of(index, group.main_grad).fill_(5.0)  # two members: 10 an element, 8 elements
+    group.shard_of(index, group.main_grad).fill_(10.0 / world)  # 10 an element, 8 elements
     member = LocalMember(rank, group, index)
-    shared = [SharedParameter("word", dist.group.WORLD, 2, [member])]
+    shared = [SharedParameter("word", dist.group.WORLD, world, [member])]
     for parameter in shared:
         parameter.sum_gradients()
     optimizer = ShardedOptimizer(
@@ -483,9 +483,10 @@ def tied_norm(rank: int, world: int, count_copy: bool) -> dict[str, float]:
 
 
 def test_the_tied_norm_is_28_and_counting_the_copy_gives_40() -> None:
-    for result in run_ranks(2, tied_norm, False):
-        assert result["norm"] == pytest.approx(28.2843, abs=1e-4)
-        assert result["factor"] == pytest.approx(0.035355, abs=1e-6)
+    for members in (2, 3):  # embedding and head; an MTP stage's copy as well
+        for result in run_ranks(members, tied_norm, False):
+            assert result["norm"] == pytest.approx(28.2843, abs=1e-4)
+            assert result["factor"] == pytest.approx(0.035355, abs=1e-6)
     for result in run_ranks(2, tied_norm, True):
         assert result["norm"] == pytest.approx(40.0)
 

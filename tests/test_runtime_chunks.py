@@ -205,11 +205,11 @@ def test_megatron_norms_no_latent_without_a_low_rank_of_queries() -> None:
 
 
 def _short(spec: ModelSpec) -> ModelSpec:
-    """The model's last two layers, without multi-token prediction."""
+    """The model with its last two decoder layers alone, MTP layers as they are."""
     moe = spec.moe
     if moe is not None:
         moe = replace(moe, moe_layer_pattern=moe.moe_layer_pattern[-2:])
-    return replace(spec, num_layers=2, mtp_num_layers=0, moe=moe)
+    return replace(spec, num_layers=2, moe=moe)
 
 
 def test_every_activation_that_is_not_refused_is_built() -> None:

@@ -34,9 +34,10 @@ def test_one_sample_stays_one() -> None:
 
 
 def test_a_wide_model_becomes_narrow_with_its_parts() -> None:
-    spec = replace(preset("deepseek-v3"), mtp_num_layers=0)
+    spec = preset("deepseek-v3")
     proxy = proxy_model(spec)
     assert proxy.num_layers == spec.num_layers
+    assert proxy.mtp_num_layers == spec.mtp_num_layers == 1
     assert proxy.hidden_size == 64
     assert proxy.moe is not None
     assert spec.moe is not None
