@@ -26,7 +26,6 @@ from tests.helpers.plans import plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import SETTINGS, engine_of, largest_difference, reconnect, train
 
-STEPS = 5
 LAYERS = 4
 #: Small models with a tied head and rotary positions, as Hugging Face writes them.
 DENSE = {
@@ -71,20 +70,31 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "own stage": {"pp": 4, "layout": "Ett|tt|{m}|L"},
     "beside an empty decoder": {"pp": 2, "layout": "Ett|t|t|{m}L", "dp": 2},
     "handed on": {"pp": 4, "layout": "Et|t|t|t||{m}||L"},
+    "unit by unit": {
+        **{"pp": 2, "vpp": 2, "dp": 2},
+        **{"resident_chunks": 0, "gradient_reduction": "last"},
+    },
 }
 #: Engine, model, MTP layers, layout: what `make test` trains, one of each kind.
 FEW = [
     ("mfsdp", "tied", 1, "own stage"),
     ("mfsdp", "tied-experts", 2, "interleaved"),
-    ("mfsdp", "deepseek-v3-proxy-tiny", 1, "data parallel"),
+    ("mfsdp", "deepseek-v3-proxy-tiny", 1, "unit by unit"),
+    ("mfsdp", "llama-tiny", 1, "data parallel"),
     ("distopt", "tied", 1, "own stage"),
 ]
+#: Every model in every layout, with one MTP layer or two.
 MANY = [
-    (engine, model, mtp, layout)
-    for engine in ("mfsdp", "distopt")
-    for model in MODELS
-    for mtp in (1, 2)
-    for layout in LAYOUTS
+    *(
+        ("mfsdp", model, 1 + (place + kind) % 2, layout)
+        for kind, model in enumerate(MODELS)
+        for place, layout in enumerate(LAYOUTS)
+    ),
+    *(
+        ("distopt", model, 1 + (place + kind) % 2, layout)
+        for kind, model in enumerate(MODELS)
+        for place, layout in enumerate(("interleaved", "own stage", "handed on"))
+    ),
 ]
 Case = tuple[str, str, int, str]
 
@@ -127,7 +137,9 @@ def biases_of_mtp(module: torch.nn.Module) -> dict[str, list[float]]:
     }
 
 
-def _trained(rank: int, world: int, folder: str, cases: list[Case]) -> list[dict[str, Any]]:
+def _trained(
+    rank: int, world: int, folder: str, cases: list[Case], steps: int
+) -> list[dict[str, Any]]:
     """On each rank: every case against the saved reference."""
     found = []
     for name, model, mtp, layout in cases:
@@ -137,7 +149,7 @@ def _trained(rank: int, world: int, folder: str, cases: list[Case]) -> list[dict
         engine: Any = engine_of(name, plan, topology)
         sharded = name == "mfsdp"
         before = copies_of_the_embedding(engine) if sharded else []
-        mine = train(engine, STEPS)
+        mine = train(engine, steps)
         chunks = engine.chunks if sharded else engine._chunks
         found.append(
             {
@@ -152,6 +164,8 @@ def _trained(rank: int, world: int, folder: str, cases: list[Case]) -> list[dict
                 "copies": list(zip(before, copies_of_the_embedding(engine), strict=True))
                 if sharded
                 else [],
+                # Backward goes through MTP layers first: units come in the plan's order.
+                "divergences": engine.context.order.divergences if sharded else 0,
                 "members": plan.parallel.data_parallel_size
                 * max(1, sum(len(group.members) for group in plan.shared_groups)),
             }
@@ -159,16 +173,16 @@ def _trained(rank: int, world: int, folder: str, cases: list[Case]) -> list[dict
     return found
 
 
-def check(cases: list[Case], folder: Path) -> None:
+def check(cases: list[Case], folder: Path, steps: int) -> None:
     """Train the references here and the cases on four ranks, and compare everything."""
     references, biases = {}, {}
     for model, mtp in sorted({(model, mtp) for _, model, mtp, _ in cases}):
         key = f"{model}-{mtp}"
         engine: Any = engine_of("single", plan_with_mtp(model, mtp, str(folder)), alone())
-        references[key] = train(engine, STEPS)
+        references[key] = train(engine, steps)
         biases[key] = biases_of_mtp(engine._model)
         torch.save(references[key], Path(folder, f"{key}.pt"))
-    for ranks in zip(*run_ranks(4, _trained, str(folder), cases), strict=True):
+    for ranks in zip(*run_ranks(4, _trained, str(folder), cases, steps), strict=True):
         reference = references[ranks[0]["reference"]]
         what = ranks[0]["case"]
         assert {name for rank in ranks for name in rank["names"]} == set(reference.weights), what
@@ -176,6 +190,7 @@ def check(cases: list[Case], folder: Path) -> None:
             ranks[0]["reference"]
         ], what
         for rank in ranks:
+            assert rank["divergences"] == 0, what
             assert rank["steps"][0] == pytest.approx(reference.steps[0], rel=1e-6), what
             for step, expected in zip(rank["steps"], reference.steps, strict=True):
                 assert step == pytest.approx(expected, rel=1e-5), what
@@ -197,13 +212,13 @@ def _check_copies(copies: list[tuple[str, str]], case: dict[str, Any]) -> None:
 
 
 def test_mtp_layers_train_as_on_one_rank(tmp_path: Path) -> None:
-    check(FEW, tmp_path)
+    check(FEW, tmp_path, steps=3)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("model", MODELS)
 def test_mtp_layers_train_as_on_one_rank_in_every_layout(model: str, tmp_path: Path) -> None:
-    check([case for case in MANY if case[1] == model], tmp_path)
+    check([case for case in MANY if case[1] == model], tmp_path, steps=10)
 
 
 def test_a_tied_embedding_has_three_members(tmp_path: Path) -> None:
@@ -271,13 +286,19 @@ def test_bf16_trains_mtp_near_fp32() -> None:
         assert mine[0] != reference[0]
 
 
-def test_the_command_line_trains_and_validates_a_stage_of_mtp_alone(tmp_path: Path) -> None:
-    plan, run = tmp_path / "plan.json", tmp_path / "run"
+def command_line_plan(folder: Path) -> Path:
+    """A plan file with a stage of MTP layers between the decoder and the loss."""
+    plan = folder / "plan.json"
     mfsdp(
         *("plan", "llama-tiny", "--num-layers", "3", "--mtp-num-layers", "1", "--pp", "3"),
-        *("--layout", "Ett|tm|L", "--world-size", "3", "--gbs", "4", "--seq", "32"),
+        *("--layout", "Ettt|m|L", "--world-size", "3", "--gbs", "4", "--seq", "32"),
         *("--out", plan),
     )
+    return plan
+
+
+def test_the_command_line_trains_a_stage_of_mtp_alone(tmp_path: Path) -> None:
+    plan, run = command_line_plan(tmp_path), tmp_path / "run"
     mfsdp(
         *("train", plan, "--steps", "2", "--eval-interval", "1", "--eval-steps", "1", "--trace"),
         *("--run-dir", run),
@@ -288,13 +309,14 @@ def test_the_command_line_trains_and_validates_a_stage_of_mtp_alone(tmp_path: Pa
     document = json.loads(mfsdp("validate", run, "--json").stdout)
     statuses = {check["code"]: check["status"] for check in document["checks"]}
     assert {statuses[code] for code in ("MF341", "MF342", "MF343")} == {"pass"}
-    names = {unit["unit"] for rank in document_of(run)["context"] for unit in rank["units"]}
-    assert "mtp.layers.0" in names
-    document = json.loads(mfsdp("validate", plan, "--numeric", "--steps", "2", "--json").stdout)
+    context = json.loads((run / "plan.json").read_text())["context"]
+    assert [unit["unit"] for unit in context[1]["units"]] == ["root", "mtp.layers.0"]
+
+
+@pytest.mark.sweep
+def test_numeric_validation_keeps_the_mtp_layers(tmp_path: Path) -> None:
+    plan = command_line_plan(tmp_path)
+    document = json.loads(mfsdp("validate", plan, "--numeric", "--json").stdout)
     assert document["ok"]
+    assert document["numeric"]["steps"] == 10
     assert document["numeric"]["copies_bit_equal"]
-
-
-def document_of(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "plan.json").read_text())
-    return found
