@@ -44,13 +44,11 @@ def run(capture: Capture) -> None:
     plan = full_plan(given) if capture.full else proxy_plan(given)
     alone = capture.engine == "single"
     parallel = plan.parallel
-    topology = topology_.connect(
-        pp=1 if alone else parallel.pipeline_model_parallel_size,
-        vpp=1 if alone else parallel.virtual_pipeline_model_parallel_size,
-        dp=1 if alone else parallel.data_parallel_size,
+    topology = topology_.connect_plan(
+        plan,
+        engine=capture.engine,
         backend=capture.backend,
         local_device=topology_.local_rank(),
-        shared_pp_ranks=[] if alone else [group.pp_ranks for group in plan.shared_groups],
     )
     text = load_corpus(())
     # Real text: on tokens drawn at random gradients shrink to noise within a few steps, and their
@@ -77,7 +75,7 @@ def save_steps(engine: Engine, capture: Capture, topology: Topology) -> None:
     for step in range(1, capture.steps + 1):
         result = engine.train_step(step)
         weights, gradients = engine.named_weights(), engine.named_gradients()
-        if topology.dp_rank == 0:
+        if topology.dp_rank < topology.ep:  # the others hold the same
             torch.save(
                 {
                     "loss": result.loss,
