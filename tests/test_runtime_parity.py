@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from mfsdp_cli.plan import Plan
-from mfsdp_cli.runtime.numeric.compare import Step
+from mfsdp_cli.runtime.numeric.captured import Step
 from mfsdp_cli.runtime.numeric.job import FLOOR, Capture
-from mfsdp_cli.runtime.numeric.run import capture_steps, judge, load_steps
+from mfsdp_cli.runtime.numeric.load import load_steps
+from mfsdp_cli.runtime.numeric.run import capture_steps, judge
 from tests.helpers.cli import mfsdp
 
 STEPS = 10

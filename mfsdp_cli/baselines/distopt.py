@@ -16,12 +16,13 @@ import torch.distributed as dist
 from torch import nn
 
 from mfsdp_cli.runtime import forward
-from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_names
+from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_names, router_biases
 from mfsdp_cli.runtime.engine import StepResult
 
 if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
     from mfsdp_cli.runtime.data import Batch, Data
+    from mfsdp_cli.runtime.observe import Records
     from mfsdp_cli.runtime.settings import TrainSettings
     from mfsdp_cli.runtime.topology import Topology
 
@@ -44,8 +45,6 @@ class DistOptEngine:
             seed=settings.seed,
             dtype=dtype,
             device=topology.device,
-            ep=topology.ep,
-            ep_rank=topology.ep_rank,
         )
         config: Any = self._chunks[0].module.config
         self._kept: dict[str, torch.Tensor] = {}
@@ -163,17 +162,24 @@ class DistOptEngine:
         for chunk, model in zip(self._chunks, self._model, strict=True):
             names = global_names(chunk)
             name_of = {id(p): names[name] for name, p in chunk.module.named_parameters()}
-            experts = self._topology.expert_gather
-            groups = [(self._topology.dp_gather, buffer) for buffer in model.buffers]
-            groups += [(experts, buffer) for buffer in model.expert_parallel_buffers]
-            for group, buffer in groups:
+            for buffer in [*model.buffers, *model.expert_parallel_buffers]:
                 for bucket in buffer.buckets:
-                    whole = _gather(bucket.grad_data, group)
+                    whole = self._gather(bucket.grad_data)
                     for parameter in bucket.params_list:
                         start, end = bucket.param_to_index[parameter]
                         value = whole[start:end].view(parameter.shape)
                         gradients[name_of[id(parameter)]] = value.float().cpu().clone()
         return gradients
+
+    def _gather(self, data: torch.Tensor) -> torch.Tensor:
+        """A bucket whole: after the reduce-scatter each rank holds one equal part of it."""
+        topology = self._topology
+        if topology.dp_gather is None:
+            return data
+        part = data.chunk(topology.dp)[topology.dp_rank].contiguous()
+        whole = torch.empty_like(data)
+        dist.all_gather_into_tensor(whole, part, group=topology.dp_gather)
+        return whole
 
     def named_weights(self) -> dict[str, torch.Tensor]:
         weights = {}
@@ -185,6 +191,15 @@ class DistOptEngine:
                     continue
                 weights[names[name]] = parameter.detach().float().cpu().clone()
         return weights
+
+    def clipped_gradients(self) -> dict[str, torch.Tensor]:
+        return {}  # Megatron-Core clips copies of its own where dtypes differ
+
+    def router_biases(self) -> dict[str, torch.Tensor]:
+        return {name: b for chunk in self._chunks for name, b in router_biases(chunk).items()}
+
+    def observed(self) -> Records:
+        return {}  # Megatron-Core's schedule does not say which microbatch a chunk runs
 
     def named_gradients(self) -> dict[str, torch.Tensor]:
         return self._kept
@@ -231,16 +246,6 @@ def _forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[torch.Ten
     batch = next(batches)
     output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
     return output, _loss
-
-
-def _gather(data: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """A bucket whole: after the reduce-scatter each rank holds one equal part of it."""
-    if group is None:
-        return data
-    part = data.chunk(group.size())[group.rank()].contiguous()
-    whole = torch.empty_like(data)
-    dist.all_gather_into_tensor(whole, part, group=group)
-    return whole
 
 
 def _loss(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -8,14 +8,17 @@ the sharding engine, so that agreement of the two means something.
 from __future__ import annotations
 
 import math
+import random
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.runtime import forward
-from mfsdp_cli.runtime.chunks import build_unsplit
+from mfsdp_cli.runtime.chunks import build_unsplit, router_biases
 from mfsdp_cli.runtime.engine import StepResult
+from mfsdp_cli.runtime.observe import Observer, Records, sketch
 from mfsdp_cli.runtime.weights import initial_weight
 
 if TYPE_CHECKING:
@@ -32,8 +35,9 @@ class SingleEngine:
     main weights and its gradients are added up in fp32, microbatch by microbatch.
 
     Args:
-        backwards: take a step's microbatches last to first. Another order of the same sums: what
-            it changes is rounding, and no engine can be expected closer to the reference.
+        order: the order in which a step's microbatches are added up (:func:`in_order`). Another
+            order of the same sums: what it changes is rounding, and no engine can be expected
+            closer to the reference.
     """
 
     def __init__(
@@ -43,18 +47,23 @@ class SingleEngine:
         settings: TrainSettings,
         data: Data,
         *,
-        backwards: bool = False,
+        order: int = 0,
     ) -> None:
         if topology.world_size != 1:
             raise MfsdpError("MF501", f"engine single runs on 1 rank, not {topology.world_size}")
         self._moe = plan.model.moe
-        self._backwards = backwards
+        self._order = order
         self._settings = settings
         self._data = data
         self._device = topology.device
         dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
         chunk = build_unsplit(plan.model, seed=settings.seed, dtype=dtype, device=self._device)
         self._model = chunk.module
+        self._chunk = chunk
+        self._observer = Observer() if settings.observe else None
+        if self._observer is not None:
+            self._observer.attach(chunk)
+        self._contributions: dict[str, list[torch.Tensor]] = {}
         self._weights = dict(self._model.named_parameters())
         self._main = {name: self._main_weight(plan, name) for name in self._weights}
         self._kept: dict[str, torch.Tensor] = {}
@@ -82,6 +91,7 @@ class SingleEngine:
 
     def train_step(self, step: int) -> StepResult:
         self._optimizer.zero_grad(set_to_none=False)
+        self._contributions = {}
         loss = self._accumulate(step)
         norm = self._norm()
         if self._settings.keep_gradients:
@@ -101,15 +111,23 @@ class SingleEngine:
         microbatches = self._data.microbatches
         forward.set_auxiliary_loss_scale(1.0 / microbatches, self._device)
         total = 0.0
-        order = range(microbatches)
-        for index in reversed(order) if self._backwards else order:
-            loss = forward.batch_loss(
-                self._model, self._data.training(step, index).to(self._device)
-            )
+        if self._observer is not None:
+            self._observer.begin_step()
+        for index in in_order(microbatches, self._order):
+            batch = self._data.training(step, index).to(self._device)
+            with nullcontext() if self._observer is None else self._observer.microbatch(index):
+                loss = forward.batch_loss(self._model, batch)
             (loss / microbatches).backward()
             total += float(loss.detach())
             self._add_up()
+            if self._observer is not None:
+                self._note_sums()
         return total / microbatches
+
+    def _note_sums(self) -> None:
+        """Sketch the sums of gradients up to this microbatch."""
+        for name in self._main:
+            self._contributions.setdefault(name, []).append(sketch(self._gradient(name)))
 
     @torch.no_grad()
     def _add_up(self) -> None:
@@ -162,6 +180,26 @@ class SingleEngine:
     def named_weights(self) -> dict[str, torch.Tensor]:
         return {name: weight.detach().cpu().clone() for name, weight in self._main.items()}
 
+    def clipped_gradients(self) -> dict[str, torch.Tensor]:
+        return {name: self._gradient(name).cpu().clone() for name in self._main}
+
+    def router_biases(self) -> dict[str, torch.Tensor]:
+        return router_biases(self._chunk)
+
+    def observed(self) -> Records:
+        return {} if self._observer is None else self._observer.records
+
+    def contributions(self) -> dict[str, torch.Tensor]:
+        """What each microbatch of the last step added to each gradient.
+
+        Sketches, (microbatches, buckets); microbatches in the order they ran. Empty unless the
+        settings ask to observe.
+        """
+        return {
+            name: torch.stack(sums).diff(dim=0, prepend=torch.zeros_like(sums[0])[None])
+            for name, sums in self._contributions.items()
+        }
+
     def named_gradients(self) -> dict[str, torch.Tensor]:
         return {name: gradient.cpu() for name, gradient in self._kept.items()}
 
@@ -177,3 +215,13 @@ class SingleEngine:
 
     def close(self) -> None:
         """Nothing outlives the object."""
+
+
+def in_order(count: int, order: int) -> list[int]:
+    """The numbers below ``count``: ascending (order 0), descending (1), or shuffled (others)."""
+    numbers = list(range(count))
+    if order == 1:
+        numbers.reverse()
+    elif order > 1:
+        random.Random(order).shuffle(numbers)
+    return numbers

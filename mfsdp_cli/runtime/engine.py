@@ -13,6 +13,7 @@ from mfsdp_cli.runtime.engine_names import ENGINES
 if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
     from mfsdp_cli.runtime.data import Data
+    from mfsdp_cli.runtime.observe import Records
     from mfsdp_cli.runtime.settings import TrainSettings
     from mfsdp_cli.runtime.topology import Topology
 
@@ -47,6 +48,18 @@ class Engine(Protocol):
 
         Needs ``settings.keep_gradients``.
         """
+
+    def clipped_gradients(self) -> dict[str, torch.Tensor]:
+        """The last step's gradients likewise, as the optimizer got them.
+
+        Empty where the engine does not keep them.
+        """
+
+    def router_biases(self) -> dict[str, torch.Tensor]:
+        """This pipeline rank's router biases by global name; empty in a dense model."""
+
+    def observed(self) -> Records:
+        """What layers took and gave in the last step; empty unless the settings ask for it."""
 
     def persistent_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer state that this rank keeps between steps."""

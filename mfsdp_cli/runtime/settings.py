@@ -22,6 +22,7 @@ class TrainSettings:
         trace: record what is executed.
         keep_gradients: keep a step's gradients as they are before clipping, for
             ``named_gradients`` (numeric validation; costs a copy).
+        observe: record what every layer takes and gives, for ``observed``.
     """
 
     steps: int = 100
@@ -38,6 +39,7 @@ class TrainSettings:
     precision: str = "fp32"
     trace: bool = False
     keep_gradients: bool = False
+    observe: bool = False
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step (counted from 1); the same formula in every engine."""

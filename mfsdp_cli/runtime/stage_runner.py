@@ -9,6 +9,7 @@ as any other.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mfsdp_cli.runtime.chunks import Chunk
 from mfsdp_cli.runtime.data import Batch
+from mfsdp_cli.runtime.observe import Observer
 
 
 @dataclass
@@ -31,13 +33,15 @@ class StageRunner:
     Args:
         chunk: the stage's part of the model.
         loss_scale: what the mean loss of a microbatch is multiplied with for backward.
+        observer: told which microbatch runs forward, where somebody watches the layers.
     """
 
-    def __init__(self, chunk: Chunk, loss_scale: float) -> None:
+    def __init__(self, chunk: Chunk, loss_scale: float, observer: Observer | None = None) -> None:
         self.stage = chunk.stage
         self.module: Any = chunk.module
         self.losses: list[torch.Tensor] = []
         self._loss_scale = loss_scale
+        self._observer = observer
         self._in_flight: dict[int, _InFlight] = {}
 
     def forward(
@@ -56,13 +60,17 @@ class StageRunner:
         """
         if received is not None and torch.is_grad_enabled():
             received.requires_grad_()
-        output = self._call(received, batch)
+        with self._observed(microbatch):
+            output = self._call(received, batch)
         if torch.is_grad_enabled():
             self._in_flight[microbatch] = _InFlight(received, get_gradient_edge(output))
         if self.stage.loss:
             self.losses.append(output.detach().clone())
             return None
         return output.detach()
+
+    def _observed(self, microbatch: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._observer is None else self._observer.microbatch(microbatch)
 
     def _call(self, received: torch.Tensor | None, batch: Batch | None) -> torch.Tensor:
         if received is not None:

@@ -1,16 +1,18 @@
 """One rank of a numeric run: ``python -m mfsdp_cli.runtime.numeric.capture``.
 
-Trains a few steps and saves, a file a rank and step, loss, norm, gradients and weights. The
-reference trains twice, the second time adding microbatches up backwards: how far apart the two end
-is the noise floor, what rounding alone does to this model.
+Trains a few steps and saves, a file a rank and step, everything that is compared. The reference
+trains twice, the second time adding microbatches up backwards: how far apart the two end is the
+noise floor, what rounding alone does to this model. Where that is much, it trains in two more
+orders: one pair is a small sample.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +25,11 @@ from mfsdp_cli.runtime import topology as topology_
 from mfsdp_cli.runtime.corpus import Corpus, load_corpus
 from mfsdp_cli.runtime.data import Data
 from mfsdp_cli.runtime.engine import Engine, make_engine
-from mfsdp_cli.runtime.numeric.job import FLOOR, Capture
+from mfsdp_cli.runtime.numeric.compare import measure_floor
+from mfsdp_cli.runtime.numeric.job import FLOORS, Capture
+from mfsdp_cli.runtime.numeric.load import load_steps
 from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
+from mfsdp_cli.runtime.numeric.tolerances import MUCH
 from mfsdp_cli.runtime.report import write_report
 from mfsdp_cli.runtime.settings import TrainSettings
 from mfsdp_cli.runtime.topology import Topology
@@ -34,7 +39,14 @@ from mfsdp_cli.runtime.watch import Watch
 def numeric_settings(steps: int, seed: int) -> TrainSettings:
     """Learning rate 1e-3 from the first step, Adam eps 1e-6 (the contract's)."""
     return TrainSettings(
-        steps=steps, seed=seed, lr=1e-3, lr_warmup_steps=0, adam_eps=1e-6, keep_gradients=True
+        steps=steps,
+        seed=seed,
+        lr=1e-3,
+        lr_warmup_steps=0,
+        adam_eps=1e-6,
+        eval_steps=1,
+        keep_gradients=True,
+        observe=True,
     )
 
 
@@ -44,11 +56,13 @@ def run(capture: Capture) -> None:
     plan = full_plan(given) if capture.full else proxy_plan(given)
     alone = capture.engine == "single"
     parallel = plan.parallel
-    topology = topology_.connect_plan(
-        plan,
-        engine=capture.engine,
+    topology = topology_.connect(
+        pp=1 if alone else parallel.pipeline_model_parallel_size,
+        vpp=1 if alone else parallel.virtual_pipeline_model_parallel_size,
+        dp=1 if alone else parallel.data_parallel_size,
         backend=capture.backend,
         local_device=topology_.local_rank(),
+        shared_pp_ranks=[] if alone else [group.pp_ranks for group in plan.shared_groups],
     )
     text = load_corpus(())
     # Real text: on tokens drawn at random gradients shrink to noise within a few steps, and their
@@ -65,27 +79,52 @@ def run(capture: Capture) -> None:
     settings = numeric_settings(capture.steps, capture.seed)
     save_steps(make_engine(capture.engine, plan, topology, settings, data), capture, topology)
     if alone:
-        backwards = SingleEngine(plan, topology, settings, data, backwards=True)
-        save_steps(backwards, replace(capture, engine=FLOOR), topology)
+        _save_other_orders(plan, topology, settings, data, capture)
     dist.barrier()
+
+
+def _save_other_orders(
+    plan: Plan, topology: Topology, settings: TrainSettings, data: Data, capture: Capture
+) -> None:
+    """Train the reference again, in other orders, as often as its rounding makes worth while."""
+    for order, name in enumerate(FLOORS, start=1):
+        engine = SingleEngine(plan, topology, settings, data, order=order)
+        save_steps(engine, replace(capture, engine=name), topology)
+        if order == 1:
+            floor = measure_floor(load_steps(capture, 1), load_steps(capture.of(name), 1))
+            if floor.largest(capture.steps) < MUCH:
+                return
 
 
 def save_steps(engine: Engine, capture: Capture, topology: Topology) -> None:
     """Run the steps and save each."""
+    before: dict[str, Any] = {
+        "weights_before": engine.named_weights(),
+        "evaluation_before": engine.evaluate(),
+    }
     for step in range(1, capture.steps + 1):
         result = engine.train_step(step)
-        weights, gradients = engine.named_weights(), engine.named_gradients()
-        if topology.dp_rank < topology.ep:  # the others hold the same
-            torch.save(
-                {
-                    "loss": result.loss,
-                    "grad_norm": result.grad_norm,
-                    "gradients": gradients,
-                    "weights": weights,
-                },
-                capture.file(topology.rank, step),
-            )
+        saved = {**before, **_state(engine, topology), **asdict(result)}
+        before = {}
+        if step == capture.steps:
+            saved["evaluation_after"] = engine.evaluate()
+        torch.save(saved, capture.file(topology.rank, step))
     engine.close()
+
+
+def _state(engine: Engine, topology: Topology) -> dict[str, Any]:
+    """What is compared after a step; other data-parallel ranks have the same gradients."""
+    gradients, clipped = engine.named_gradients(), engine.clipped_gradients()
+    first = topology.dp_rank == 0
+    contributions = engine.contributions() if isinstance(engine, SingleEngine) else {}
+    return {
+        "weights": engine.named_weights(),
+        "gradients": gradients if first else {},
+        "clipped": clipped if first else {},
+        "router_biases": engine.router_biases(),
+        "observed": list(engine.observed().items()),
+        "contributions": contributions,
+    }
 
 
 def main() -> int:

@@ -2,173 +2,134 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-Tensors = dict[str, torch.Tensor]
+from mfsdp_cli.runtime.numeric.captured import Step
+from mfsdp_cli.runtime.numeric.differences import (
+    Tensors,
+    constant_ratio,
+    finite,
+    ratio_of,
+    relative,
+    worst_difference,
+)
+from mfsdp_cli.runtime.numeric.divergence import Divergence, Evidence, Phase
+from mfsdp_cli.runtime.numeric.evidence import gradient_evidence, squares
+from mfsdp_cli.runtime.numeric.layers import LayerDifference, compare_layers
+from mfsdp_cli.runtime.numeric.tolerances import NoiseFloor, Tolerances, join_floors
 
-
-@dataclass(frozen=True)
-class Tolerances:
-    """Relative differences that pass.
-
-    Args:
-        first: loss and norm of the first step, where both start from equal weights.
-        gradient: every gradient tensor of the first step.
-        later: loss, norm and weights of all steps; rounding grows with steps.
-        later_gradient: every gradient tensor of later steps, where weights differ by rounding
-            already and a tensor with a small gradient amplifies it.
-    """
-
-    first: float = 1e-6
-    gradient: float = 1e-5
-    later: float = 1e-5
-    later_gradient: float = 1e-3
-
-    @classmethod
-    def at(cls, tolerance: float | None) -> Tolerances:
-        """Tolerances from one number: it bounds all steps, the first a tenth of it."""
-        if tolerance is None:
-            return cls()
-        return cls(tolerance / 10, tolerance, tolerance, 100 * tolerance)
-
-
-#: A later difference may be this many times the noise floor, and never more than the cap.
-FLOOR_FACTOR = 10.0
-FLOOR_CAP = 1e-2
-
-
-@dataclass(frozen=True)
-class NoiseFloor:
-    """What rounding alone does: largest differences up to each step (index 0: step 1) between two
-    trainings of the reference that add up in different order.
-
-    Deep, narrow models double a rounding difference every step or two; without the floor a sound
-    layout would look wrong after ten steps.
-    """
-
-    scalars: tuple[float, ...] = ()
-    gradients: tuple[float, ...] = ()
-
-    def later(self, step: int, tolerance: float) -> float:
-        """What loss, norm and weights of a step may differ by."""
-        return _raised(tolerance, self.scalars, step)
-
-    def later_gradient(self, step: int, tolerance: float) -> float:
-        return _raised(tolerance, self.gradients, step)
-
-
-def _raised(tolerance: float, floors: tuple[float, ...], step: int) -> float:
-    floor = floors[step - 1] if step <= len(floors) else 0.0
-    return max(tolerance, min(FLOOR_FACTOR * floor, FLOOR_CAP))
-
-
-@dataclass(frozen=True)
-class Step:
-    """What an engine did in one step.
-
-    Args:
-        gradients: whole tensors by global name, after reduction, before clipping.
-        weights: whole tensors by global name, after the update.
-        differing_copies: names of shared parameters whose copies are not bit-equal.
-    """
-
-    loss: float
-    grad_norm: float
-    gradients: Tensors
-    weights: Tensors
-    differing_copies: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where two engines first differ by more than the tolerance."""
-
-    step: int
-    phase: str
-    name: str
-    difference: float
-    tolerance: float
-    ratio: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "phase": self.phase, "name": self.name, "ratio": self.ratio}
+LOSS = "loss"
+BEFORE, AFTER = "before the first step", "after the last step"
 
 
 @dataclass
 class Comparison:
     """All differences of a run against the reference.
 
-    ``max_grad_rel`` is the first step's, where both start from equal weights; the other maxima
-    and ``max_later_grad_rel`` are over all steps. ``noise_floor`` is the largest relative
-    difference of loss, norm or weights that rounding alone made in the reference.
+    ``max_forward_rel`` (what layers took and gave) and ``max_grad_rel`` are the first step's,
+    where both start from equal weights; the other maxima and ``max_later_grad_rel`` are over all
+    steps that were judged. ``noise_floor`` is the largest relative difference of loss, norm or
+    weights that rounding alone made in the reference within these steps. ``unjudged`` says why
+    later steps were left out.
     """
 
     steps: int = 0
+    judged_steps: int = 0
     max_loss_rel: float = 0.0
+    max_forward_rel: float = 0.0
     max_grad_rel: float = 0.0
     max_later_grad_rel: float = 0.0
     max_norm_rel: float = 0.0
     max_weight_rel: float = 0.0
+    max_evaluation_rel: float = 0.0
     grad_norm: float = 0.0
     reference_grad_norm: float = 0.0
     copies_bit_equal: bool = True
     noise_floor: float = 0.0
+    unjudged: str = ""
     first_divergence: Divergence | None = None
 
     def to_json(self) -> dict[str, Any]:
         first = self.first_divergence
         return {
             "steps": self.steps,
-            "max_loss_rel": _finite(self.max_loss_rel),
-            "max_grad_rel": _finite(self.max_grad_rel),
-            "max_later_grad_rel": _finite(self.max_later_grad_rel),
-            "max_norm_rel": _finite(self.max_norm_rel),
-            "max_weight_rel": _finite(self.max_weight_rel),
-            "grad_norm": _finite(self.grad_norm),
-            "reference_grad_norm": _finite(self.reference_grad_norm),
-            "noise_floor": _finite(self.noise_floor),
+            "judged_steps": self.judged_steps,
+            "max_loss_rel": finite(self.max_loss_rel),
+            "max_forward_rel": finite(self.max_forward_rel),
+            "max_grad_rel": finite(self.max_grad_rel),
+            "max_later_grad_rel": finite(self.max_later_grad_rel),
+            "max_norm_rel": finite(self.max_norm_rel),
+            "max_weight_rel": finite(self.max_weight_rel),
+            "max_evaluation_rel": finite(self.max_evaluation_rel),
+            "grad_norm": finite(self.grad_norm),
+            "reference_grad_norm": finite(self.reference_grad_norm),
+            "noise_floor": finite(self.noise_floor),
             "copies_bit_equal": self.copies_bit_equal,
             "first_divergence": None if first is None else first.to_json(),
         }
 
 
 def compare(
-    mine: list[Step],
-    reference: list[Step],
+    mine: Sequence[Step],
+    reference: Sequence[Step],
     tolerances: Tolerances,
     floor: NoiseFloor | None = None,
+    stages: Mapping[str, int] | None = None,
 ) -> Comparison:
-    """Compare step by step; norms reported are those of the first step."""
+    """Compare step by step, as far as rounding lets anybody judge.
+
+    Args:
+        stages: the stage of each layer, by the layer's global name.
+    """
+    steps = min(len(mine), len(reference))
+    floor = floor or NoiseFloor()
+    judged = floor.judged_steps(steps)
     result = Comparison(
-        steps=min(len(mine), len(reference)),
+        steps=steps,
+        judged_steps=judged,
         grad_norm=mine[0].grad_norm,
         reference_grad_norm=reference[0].grad_norm,
-        noise_floor=max(floor.scalars, default=0.0) if floor else 0.0,
+        noise_floor=floor.largest(judged),
+        unjudged="" if judged == steps else "trainings of the reference differ as much",
     )
-    for number, (ours, theirs) in enumerate(zip(mine, reference, strict=True), start=1):
-        allowed = _allowed(tolerances, floor or NoiseFloor(), number)
-        _compare_step(result, number, ours, theirs, allowed)
+    judge = _Judge(result, stages or {})
+    judge.start(mine[0], reference[0])
+    for number in range(1, judged + 1):
+        allowed = _allowed(tolerances, floor, number)
+        judge.step(number, mine[number - 1], reference[number - 1], allowed)
+        judge.evaluation(number, mine[number - 1], reference[number - 1], allowed)
+        if result.judged_steps < number:
+            break
     return result
 
 
-def measure_floor(one: list[Step], other: list[Step]) -> NoiseFloor:
-    """The noise floor from two trainings of the reference."""
+def measure_floor(reference: Sequence[Step], *others: Sequence[Step]) -> NoiseFloor:
+    """The noise floor from several trainings of the reference."""
+    return join_floors([_floor_of(other, reference) for other in others])
+
+
+def _floor_of(one: Sequence[Step], other: Sequence[Step]) -> NoiseFloor:
     scalars, gradients = [0.0], [0.0]
     for a, b in zip(one, other, strict=True):
-        difference = compare([a], [b], Tolerances())
+        evaluations = [(a.evaluation_before, b.evaluation_before)]
+        evaluations += [(a.evaluation_after, b.evaluation_after)]
         scalars.append(
             max(
                 scalars[-1],
-                difference.max_loss_rel,
-                difference.max_norm_rel,
-                difference.max_weight_rel,
+                relative(a.loss, b.loss),
+                relative(a.grad_norm, b.grad_norm),
+                worst_difference(a.weights, b.weights)[0],
+                *(relative(x, y) for x, y in evaluations if x is not None and y is not None),
             )
         )
-        gradients.append(max(gradients[-1], difference.max_grad_rel))
+        small = _rounded_gradient(b)
+        worst, _ = worst_difference(a.gradients, b.gradients, small)
+        forward = compare_layers(a.observed, b.observed, float("inf"), ties=False).largest
+        gradients.append(max(gradients[-1], worst, forward))
     return NoiseFloor(tuple(scalars[1:]), tuple(gradients[1:]))
 
 
@@ -184,115 +145,179 @@ def _allowed(tolerances: Tolerances, floor: NoiseFloor, number: int) -> Toleranc
     return Tolerances(first=later, gradient=gradient, later=later)
 
 
-def _compare_step(
-    result: Comparison, number: int, ours: Step, theirs: Step, allowed: Tolerances
-) -> None:
-    loss = _relative(ours.loss, theirs.loss)
-    result.max_loss_rel = max(result.max_loss_rel, loss)
-    _note(result, number, "forward", "loss", loss, allowed.first, _ratio(ours.loss, theirs.loss))
-    _compare_gradients(result, number, ours, theirs, allowed.gradient)
-    norm = _relative(ours.grad_norm, theirs.grad_norm)
-    result.max_norm_rel = max(result.max_norm_rel, norm)
-    ratio = _ratio(ours.grad_norm, theirs.grad_norm)
-    _note(result, number, "norm", "grad_norm", norm, allowed.first, ratio)
-    weights = _compare_tensors(
-        result, number, "update", ours.weights, theirs.weights, allowed.later
-    )
-    result.max_weight_rel = max(result.max_weight_rel, weights)
-    if ours.differing_copies:
-        result.copies_bit_equal = False
-        _note(result, number, "copies", ours.differing_copies[0], float("inf"), 0.0, None)
+def _rounded_gradient(reference: Step) -> float:
+    """Norms of gradients below this are rounding: the true gradient is zero."""
+    return 1e-6 * reference.grad_norm
 
 
-def _compare_gradients(
-    result: Comparison, number: int, ours: Step, theirs: Step, tolerance: float
-) -> None:
-    floor = 1e-6 * theirs.grad_norm  # a gradient that is truly zero is rounding alone
-    worst = _compare_tensors(
-        result, number, "gradient", ours.gradients, theirs.gradients, tolerance, floor
-    )
-    if number == 1:
-        result.max_grad_rel = worst
-    else:
-        result.max_later_grad_rel = max(result.max_later_grad_rel, worst)
+@dataclass
+class _Judge:
+    """Notes the differences of one step after the other; only the first divergence is kept."""
 
+    result: Comparison
+    stages: Mapping[str, int]
+    last: tuple[Step, Step] | None = field(default=None)
 
-def _compare_tensors(
-    result: Comparison,
-    number: int,
-    phase: str,
-    ours: Tensors,
-    theirs: Tensors,
-    tolerance: float,
-    floor: float = 0.0,
-) -> float:
-    """Note the worst tensor of a kind; returns its difference."""
-    worst = (0.0, "")
-    for name in sorted(theirs.keys() | ours.keys()):
-        if name not in ours or name not in theirs:
-            difference = float("inf")
+    def start(self, ours: Step, theirs: Step) -> None:
+        """Before the first step: equal weights, equal copies."""
+        if ours.weights_before and theirs.weights_before:
+            difference, name = worst_difference(ours.weights_before, theirs.weights_before)
+            ratio = _ratio_of_tensors(name, ours.weights_before, theirs.weights_before)
+            self._note(0, Phase.WEIGHTS, name, difference, 0.0, ratio)
+        self._copies(0, ours.differing_before)
+
+    def step(self, number: int, ours: Step, theirs: Step, allowed: Tolerances) -> None:
+        if self._ends_in_a_tie(number, ours, theirs, allowed):
+            return
+        # After the layers: they say more of a forward pass that is wrong.
+        before = (ours.evaluation_before, theirs.evaluation_before)
+        self._compare_evaluations(0, BEFORE, *before, allowed.first)
+        self._loss(number, ours, theirs, allowed)
+        self._gradients(number, ours, theirs, allowed.gradient)
+        self._norm(number, ours, theirs, allowed.first)
+        self._clip(number, ours, theirs, allowed.gradient)
+        self._update(number, ours, theirs, allowed.later)
+        self._copies(number, ours.differing_copies)
+        self._router_biases(number, ours, theirs)
+        self.last = (ours, theirs)
+
+    def evaluation(self, number: int, ours: Step, theirs: Step, allowed: Tolerances) -> None:
+        self._compare_evaluations(
+            number, AFTER, ours.evaluation_after, theirs.evaluation_after, allowed.later
+        )
+
+    # -- one kind of number each -----------------------------------------------------------
+
+    def _ends_in_a_tie(self, number: int, ours: Step, theirs: Step, allowed: Tolerances) -> bool:
+        """Compare what layers took and gave; whether a router's tie ends what can be judged."""
+        if not ours.observed:
+            return False
+        forward = compare_layers(ours.observed, theirs.observed, allowed.gradient, ties=number > 1)
+        if number == 1:
+            self.result.max_forward_rel = forward.largest
+        if forward.tie is not None and self.result.first_divergence is None:
+            self.result.judged_steps = number - 1
+            self.result.unjudged = f"rounding decided where {forward.tie} sent a token"
+            return True
+        if forward.first is not None:
+            self._note_layer(number, forward.first, allowed.gradient)
+        return False
+
+    def _note_layer(self, number: int, found: LayerDifference, tolerance: float) -> None:
+        evidence = Evidence(
+            forward=found.what, taken_from=found.taken_from, microbatch=found.microbatch
+        )
+        stage = self.stages.get(found.layer)
+        name = f"stage {stage} ({found.layer}, microbatch {found.microbatch})"
+        self._note(number, Phase.FORWARD, name, found.difference, tolerance, None, evidence)
+
+    def _loss(self, number: int, ours: Step, theirs: Step, allowed: Tolerances) -> None:
+        difference = relative(ours.loss, theirs.loss)
+        self.result.max_loss_rel = max(self.result.max_loss_rel, difference)
+        ratio = ratio_of(ours.loss, theirs.loss)
+        self._note(number, Phase.FORWARD, LOSS, difference, allowed.first, ratio)
+
+    def _gradients(self, number: int, ours: Step, theirs: Step, tolerance: float) -> None:
+        small = _rounded_gradient(theirs)
+        worst, name = worst_difference(ours.gradients, theirs.gradients, small)
+        if number == 1:
+            self.result.max_grad_rel = worst
         else:
-            difference = tensor_difference(ours[name], theirs[name], floor)
-        if difference > worst[0]:
-            worst = (difference, name)
-    difference, name = worst
-    if name:
-        ratio = constant_ratio(ours.get(name), theirs.get(name))
-        _note(result, number, phase, name, difference, tolerance, ratio)
-    return difference
+            self.result.max_later_grad_rel = max(self.result.max_later_grad_rel, worst)
+        if worst > tolerance and self.result.first_divergence is None:
+            ratio = _ratio_of_tensors(name, ours.gradients, theirs.gradients)
+            evidence = gradient_evidence(name, ratio, ours, theirs)
+            self._note(number, Phase.GRADIENT, name, worst, tolerance, ratio, evidence)
+
+    def _norm(self, number: int, ours: Step, theirs: Step, tolerance: float) -> None:
+        difference = relative(ours.grad_norm, theirs.grad_norm)
+        self.result.max_norm_rel = max(self.result.max_norm_rel, difference)
+        ratio = ratio_of(ours.grad_norm, theirs.grad_norm)
+        evidence = Evidence(squares=squares(theirs) if difference > tolerance else {})
+        self._note(number, Phase.NORM, "grad_norm", difference, tolerance, ratio, evidence)
+
+    def _clip(self, number: int, ours: Step, theirs: Step, tolerance: float) -> None:
+        if not ours.clipped or not theirs.clipped:
+            return
+        small = _rounded_gradient(theirs)
+        worst, name = worst_difference(ours.clipped, theirs.clipped, small)
+        ratio = _ratio_of_tensors(name, ours.clipped, theirs.clipped)
+        factor = constant_ratio(theirs.clipped.get(name), theirs.gradients.get(name))
+        evidence = Evidence(expected_clip=factor)
+        self._note(number, Phase.CLIP, name, worst, tolerance, ratio, evidence)
+
+    def _update(self, number: int, ours: Step, theirs: Step, tolerance: float) -> None:
+        worst, name = worst_difference(ours.weights, theirs.weights)
+        self.result.max_weight_rel = max(self.result.max_weight_rel, worst)
+        if worst > tolerance:
+            ratio = self._ratio_of_updates(name, ours, theirs)
+            self._note(number, Phase.UPDATE, name, worst, tolerance, ratio)
+
+    def _ratio_of_updates(self, name: str, ours: Step, theirs: Step) -> float | None:
+        """The factor between what the step added: to this parameter, else to most of them all.
+
+        Not to every element: decay adds its own, and gradients that are truly zero (of key
+        biases, say) make updates of rounding.
+        """
+        last = self.last or (None, None)
+        mine, wanted = _updates(ours, last[0]), _updates(theirs, last[1])
+        own = constant_ratio(mine.get(name), wanted.get(name), spread=0.02, share=0.6)
+        if own is not None:
+            return own
+        found = [
+            constant_ratio(mine.get(other), update, spread=0.02, share=0.6)
+            for other, update in wanted.items()
+        ]
+        ratios = torch.tensor([ratio for ratio in found if ratio is not None])
+        if not len(ratios) or 2 * len(ratios) < len(wanted):
+            return None
+        return constant_ratio(ratios, torch.ones_like(ratios), spread=0.02, share=0.6)
+
+    def _copies(self, number: int, differing: tuple[str, ...]) -> None:
+        if differing:
+            self.result.copies_bit_equal = False
+            self._note(number, Phase.COPIES, differing[0], float("inf"), 0.0, None)
+
+    def _router_biases(self, number: int, ours: Step, theirs: Step) -> None:
+        """Biases move by a fixed rate in the direction of a sign: equal counts, equal biases."""
+        difference, name = worst_difference(ours.router_biases, theirs.router_biases)
+        self._note(number, Phase.ROUTER_BIAS, name, difference, 1e-5, None)
+
+    def _compare_evaluations(
+        self, number: int, when: str, ours: float | None, theirs: float | None, tolerance: float
+    ) -> None:
+        if ours is None or theirs is None:
+            return
+        difference = relative(ours, theirs)
+        self.result.max_evaluation_rel = max(self.result.max_evaluation_rel, difference)
+        ratio = ratio_of(ours, theirs)
+        self._note(number, Phase.EVALUATION, when, difference, tolerance, ratio)
+
+    def _note(
+        self,
+        step: int,
+        phase: Phase,
+        name: str,
+        difference: float,
+        tolerance: float,
+        ratio: float | None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        if self.result.first_divergence is None and difference > tolerance:
+            self.result.first_divergence = Divergence(
+                step, phase, name, difference, tolerance, ratio, evidence or Evidence()
+            )
 
 
-def tensor_difference(a: torch.Tensor, b: torch.Tensor, floor: float = 0.0) -> float:
-    """``‖a - b‖ / max(‖b‖, floor)``; infinite where shapes differ or a number is not finite."""
-    if a.shape != b.shape:
-        return float("inf")
-    scale = max(float(b.double().norm()), floor)
-    difference = float((a.double() - b.double()).norm())
-    if difference == 0.0:
-        return 0.0
-    return _not_nan(difference / scale) if scale else float("inf")
+def _updates(step: Step, last: Step | None) -> Tensors:
+    """What a step added to each parameter."""
+    before = step.weights_before if last is None else last.weights
+    return {
+        name: weight - before[name]
+        for name, weight in step.weights.items()
+        if name in before and before[name].shape == weight.shape
+    }
 
 
-def constant_ratio(a: torch.Tensor | None, b: torch.Tensor | None) -> float | None:
-    """The factor between two tensors where it is one number, else None."""
-    if a is None or b is None or a.shape != b.shape:
-        return None
-    large = b.abs() > 1e-3 * b.abs().max()
-    if not bool(large.any()):
-        return None
-    ratios = a[large].double() / b[large].double()
-    middle = float(ratios.median())
-    spread = float((ratios - middle).abs().max())
-    return middle if spread <= 1e-3 * abs(middle) else None
-
-
-def _note(
-    result: Comparison,
-    step: int,
-    phase: str,
-    name: str,
-    difference: float,
-    tolerance: float,
-    ratio: float | None,
-) -> None:
-    if result.first_divergence is None and difference > tolerance:
-        result.first_divergence = Divergence(step, phase, name, difference, tolerance, ratio)
-
-
-def _relative(a: float, b: float) -> float:
-    if a == b:
-        return 0.0
-    return _not_nan(abs(a - b) / abs(b)) if b else float("inf")
-
-
-def _not_nan(difference: float) -> float:
-    """NaN is as far away as anything can be; as itself it would compare as nothing."""
-    return float("inf") if math.isnan(difference) else difference
-
-
-def _ratio(a: float, b: float) -> float | None:
-    return _finite(a / b) if b else None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _ratio_of_tensors(name: str, ours: Tensors, theirs: Tensors) -> float | None:
+    return constant_ratio(ours.get(name), theirs.get(name))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ENVIRONMENT = "MFSDP_CAPTURE"
-#: The name under which the reference saves its second training.
-FLOOR = "floor"
+#: The names under which the reference saves its further trainings, by the order they add up in.
+FLOORS = ("floor", "floor-2", "floor-3")
+FLOOR = FLOORS[0]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Capture:
     @classmethod
     def from_environment(cls) -> Capture:
         return cls(**json.loads(os.environ[ENVIRONMENT]))
+
+    def of(self, engine: str) -> Capture:
+        """The same run of another engine."""
+        return replace(self, engine=engine)
 
     def file(self, rank: int, step: int) -> Path:
         return Path(self.folder, f"{self.engine}-{rank}-{step}.pt")

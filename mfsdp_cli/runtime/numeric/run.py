@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,18 @@ from mfsdp_cli.runtime.backend import choose_backend
 from mfsdp_cli.runtime.hosts import Hosts
 from mfsdp_cli.runtime.launch import COMPLETED, INTERRUPTED, run_workers
 from mfsdp_cli.runtime.limits import refuse_unbuildable
-from mfsdp_cli.runtime.numeric.explain import explain
-from mfsdp_cli.runtime.numeric.job import ENVIRONMENT, FLOOR, Capture
+from mfsdp_cli.runtime.numeric.explain import Setup, explain
+from mfsdp_cli.runtime.numeric.job import ENVIRONMENT, FLOORS, Capture
 from mfsdp_cli.runtime.numeric.proxy import full_plan, proxy_plan
 
 if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
-    from mfsdp_cli.runtime.numeric.compare import Comparison, Step
+    from mfsdp_cli.runtime.numeric.captured import Step
+    from mfsdp_cli.runtime.numeric.compare import Comparison
 
 MODULE = "mfsdp_cli.runtime.numeric.capture"
 CODE = "MF520"
+FEW_STEPS = "MF524"
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,30 @@ def run_numeric(
         for name, count in ranks.items():
             say(f"{name}: {steps} steps on {count} rank{'s' * (count > 1)} ({used.model.name})")
             captured[name] = capture_steps(Capture(folder, name, steps, backend, full), count)
-        floor = load_steps(Capture(folder, FLOOR, steps, backend, full), 1)
-    return judge(used, captured[engine], captured["single"], tolerance, floor)
+        floors = load_floors(Capture(folder, "single", steps, backend, full))
+    result = judge(used, captured[engine], captured["single"], tolerance, *floors)
+    _say_unjudged(result, say)
+    return result
+
+
+def _say_unjudged(result: NumericResult, say: Callable[[str], None]) -> None:
+    judged, steps = result.document["judged_steps"], result.document["steps"]
+    if judged < steps:
+        say(f"judged: {judged} of {steps} steps; rounding decides what happens in the others")
+
+
+def load_floors(capture: Capture) -> list[list[Step]]:
+    """The reference's further trainings, as many as it did."""
+    from mfsdp_cli.runtime.numeric.load import load_steps
+
+    runs = [capture.of(name) for name in FLOORS]
+    return [load_steps(run, 1) for run in runs if run.file(0, run.steps).exists()]
 
 
 def capture_steps(capture: Capture, ranks: int) -> list[Step]:
     """Train a few steps of one engine, as processes of their own, and read what they did."""
+    from mfsdp_cli.runtime.numeric.load import load_steps
+
     _run(capture, ranks)
     return load_steps(capture, ranks)
 
@@ -112,75 +132,70 @@ def _run(capture: Capture, ranks: int) -> None:
         )
 
 
-def load_steps(capture: Capture, ranks: int) -> list[Step]:
-    """The steps an engine captured; tensors of all ranks together."""
-    import torch
-
-    from mfsdp_cli.runtime.numeric.compare import Step
-
-    steps = []
-    for step in range(1, capture.steps + 1):
-        files = [capture.file(rank, step) for rank in range(ranks)]
-        parts = [torch.load(file, weights_only=True) for file in files if file.exists()]
-        weights: dict[str, torch.Tensor] = {}
-        gradients: dict[str, torch.Tensor] = {}
-        differing = set()
-        for part in parts:
-            for name, weight in part["weights"].items():
-                if name in weights and not torch.equal(weights[name], weight):
-                    differing.add(name)
-                weights.setdefault(name, weight)
-            for name, gradient in part["gradients"].items():
-                gradients.setdefault(name, gradient)
-        steps.append(
-            Step(
-                parts[0]["loss"],
-                parts[0]["grad_norm"],
-                gradients,
-                weights,
-                tuple(sorted(differing)),
-            )
-        )
-    return steps
-
-
 def judge(
     plan: Plan,
-    mine: list[Step],
-    reference: list[Step],
+    mine: Sequence[Step],
+    reference: Sequence[Step],
     tolerance: float | None,
-    other_order: list[Step],
+    *other_orders: Sequence[Step],
 ) -> NumericResult:
     """Compare what a layout did with what the reference did.
 
     Args:
-        other_order: the reference once more, adding up in another order: the noise floor.
+        other_orders: the reference again, adding up in other orders: the noise floor.
     """
-    from mfsdp_cli.runtime.numeric.compare import Tolerances, compare, measure_floor
+    from mfsdp_cli.runtime.numeric.compare import compare, measure_floor
+    from mfsdp_cli.runtime.numeric.layers import stage_of_layers
+    from mfsdp_cli.runtime.numeric.tolerances import NoiseFloor, Tolerances
 
-    floor = measure_floor(other_order, reference)
-    comparison = compare(mine, reference, Tolerances.at(tolerance), floor)
-    finding = _finding(comparison, plan)
-    return NumericResult(comparison.to_json(), () if finding is None else (finding,))
+    floor = measure_floor(reference, *other_orders) if other_orders else NoiseFloor()
+    stages = stage_of_layers(plan.layout)
+    comparison = compare(mine, reference, Tolerances.at(tolerance), floor, stages)
+    found = (_divergence(comparison, plan), _too_few(comparison))
+    return NumericResult(
+        comparison.to_json(), tuple(finding for finding in found if finding is not None)
+    )
 
 
-def _finding(comparison: Comparison, plan: Plan) -> Finding | None:
+def _divergence(comparison: Comparison, plan: Plan) -> Finding | None:
     first = comparison.first_divergence
     if first is None:
         return None
-    parallel = plan.parallel
     return Finding(
         CODE,
         Severity.ERROR,
         f"the layout diverges from the one-rank reference in step {first.step}, {first.phase}"
         f" of {first.name}: relative difference {first.difference:.2e}, allowed"
         f" {first.tolerance:.0e}",
-        hint=explain(
-            first.phase,
-            first.name,
-            first.ratio,
-            microbatches=parallel.num_microbatches,
-            dp=parallel.data_parallel_size,
-        ),
+        hint=explain(first, _setup(plan)),
         where=f"step {first.step}, {first.name}",
+    )
+
+
+def _setup(plan: Plan) -> Setup:
+    from mfsdp_cli.model.parameters import WORD_EMBEDDING
+
+    parallel = plan.parallel
+    members = max((len(group.members) for group in plan.shared_groups), default=0)
+    return Setup(
+        microbatches=parallel.num_microbatches,
+        dp=parallel.data_parallel_size,
+        ep=parallel.expert_model_parallel_size,
+        shared={WORD_EMBEDDING: members} if members else {},
+    )
+
+
+def _too_few(comparison: Comparison) -> Finding | None:
+    """An error where rounding leaves too little to judge: what is not judged is not proven."""
+    from mfsdp_cli.runtime.numeric.tolerances import LEAST_STEPS
+
+    judged, steps = comparison.judged_steps, comparison.steps
+    if comparison.first_divergence is not None or judged >= min(steps, LEAST_STEPS):
+        return None
+    return Finding(
+        FEW_STEPS,
+        Severity.ERROR,
+        f"only {judged} of {steps} steps can be judged: {comparison.unjudged}",
+        hint="rounding grows too fast in this model; validate with fewer layers (--num-layers)",
+        where="--numeric",
     )
