@@ -45,6 +45,8 @@ class DistOptEngine:
             seed=settings.seed,
             dtype=dtype,
             device=topology.device,
+            ep=topology.ep,
+            ep_rank=topology.ep_rank,
         )
         config: Any = self._chunks[0].module.config
         self._kept: dict[str, torch.Tensor] = {}
@@ -162,24 +164,17 @@ class DistOptEngine:
         for chunk, model in zip(self._chunks, self._model, strict=True):
             names = global_names(chunk)
             name_of = {id(p): names[name] for name, p in chunk.module.named_parameters()}
-            for buffer in [*model.buffers, *model.expert_parallel_buffers]:
+            experts = self._topology.expert_gather
+            groups = [(self._topology.dp_gather, buffer) for buffer in model.buffers]
+            groups += [(experts, buffer) for buffer in model.expert_parallel_buffers]
+            for group, buffer in groups:
                 for bucket in buffer.buckets:
-                    whole = self._gather(bucket.grad_data)
+                    whole = _gather(bucket.grad_data, group)
                     for parameter in bucket.params_list:
                         start, end = bucket.param_to_index[parameter]
                         value = whole[start:end].view(parameter.shape)
                         gradients[name_of[id(parameter)]] = value.float().cpu().clone()
         return gradients
-
-    def _gather(self, data: torch.Tensor) -> torch.Tensor:
-        """A bucket whole: after the reduce-scatter each rank holds one equal part of it."""
-        topology = self._topology
-        if topology.dp_gather is None:
-            return data
-        part = data.chunk(topology.dp)[topology.dp_rank].contiguous()
-        whole = torch.empty_like(data)
-        dist.all_gather_into_tensor(whole, part, group=topology.dp_gather)
-        return whole
 
     def named_weights(self) -> dict[str, torch.Tensor]:
         weights = {}
@@ -246,6 +241,16 @@ def _forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[torch.Ten
     batch = next(batches)
     output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
     return output, _loss
+
+
+def _gather(data: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """A bucket whole: after the reduce-scatter each rank holds one equal part of it."""
+    if group is None:
+        return data
+    part = data.chunk(group.size())[group.rank()].contiguous()
+    whole = torch.empty_like(data)
+    dist.all_gather_into_tensor(whole, part, group=group)
+    return whole
 
 
 def _loss(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -171,7 +171,7 @@ def _candidates(candidates: list[dict[str, Any]]) -> RenderableType:
 
 #: What mfsdp train does not run although the plan is sound: expert parallelism, a model it cannot
 #: build.
-_UNTRAINABLE = frozenset({"MF214", "MF217"})
+_UNTRAINABLE = frozenset({"MF217"})
 
 
 def _next(plan: Plan, out: Path | None) -> Iterable[str]:

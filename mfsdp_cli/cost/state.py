@@ -49,9 +49,13 @@ def precision_of(name: str) -> Precision:
     return Precision(FP32 if name == "fp32" else 2)
 
 
-def sharding_ranks(parallel: Parallel, *, experts: bool) -> int:
-    """Ranks over which a unit is sharded: data times context parallel, for experts without EP."""
-    ranks = parallel.data_parallel_size * parallel.context_parallel_size
+def sharding_ranks(parallel: Parallel, *, experts: bool, replicas: int = 1) -> int:
+    """Ranks over which a unit is sharded: data times context parallel, for experts without EP.
+
+    Args:
+        replicas: copies of the shards under hybrid sharding.
+    """
+    ranks = max(1, parallel.data_parallel_size * parallel.context_parallel_size // replicas)
     if not experts:
         return ranks
     return max(

@@ -7,7 +7,7 @@ A training loop with two chunks a rank::
             for layer in chunk.layers:
                 fully_shard(layer, mesh)
             fully_shard(chunk, mesh)
-    optimizer = ShardedOptimizer(context, AdamSettings(lr=1e-3))
+    optimizer = ShardedOptimizer(chunks, AdamSettings(lr=1e-3))
 
     context.zero_grad()
     with microbatch(context, is_last=True):
@@ -18,6 +18,7 @@ A training loop with two chunks a rank::
     optimizer.step()
 """
 
+from mfsdp_cli.fsdp.chunk import Chunk
 from mfsdp_cli.fsdp.context import (
     Context,
     Event,
@@ -26,7 +27,7 @@ from mfsdp_cli.fsdp.context import (
     microbatch,
 )
 from mfsdp_cli.fsdp.mesh import ShardMesh
-from mfsdp_cli.fsdp.module import fully_shard, megatron_optimizer_class, unit_of
+from mfsdp_cli.fsdp.module import context_of, fully_shard, megatron_optimizer_class, unit_of
 from mfsdp_cli.fsdp.optimizer import AdamSettings, ShardedOptimizer, persistent_bytes
 from mfsdp_cli.fsdp.order import Orientation, Use
 from mfsdp_cli.fsdp.shared_parameters import LocalMember, SharedParameter
@@ -34,6 +35,7 @@ from mfsdp_cli.fsdp.state import full_gradients, full_weights
 
 __all__ = [
     "AdamSettings",
+    "Chunk",
     "Context",
     "Event",
     "GradientReduction",
@@ -43,6 +45,7 @@ __all__ = [
     "ShardedOptimizer",
     "SharedParameter",
     "Use",
+    "context_of",
     "full_gradients",
     "full_weights",
     "fully_shard",

@@ -1,4 +1,4 @@
-"""The two collectives of the engine, under the names that the installed torch has.
+"""The collectives of the engine, under the names that the installed torch has.
 
 torch 2.13 renamed ``all_gather_into_tensor`` and ``reduce_scatter_tensor``; older versions that
 the package supports know the old names only.
@@ -29,5 +29,12 @@ def reduce_scatter_sum(
 ) -> dist.Work:
     """Sum ``whole`` over the group, each rank's equal part into ``shard``."""
     work = _reduce_scatter(shard, whole, group=group, async_op=True)
+    assert isinstance(work, dist.Work)
+    return work
+
+
+def all_reduce_sum(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+    """Sum ``tensor`` over the group, in place."""
+    work = dist.all_reduce(tensor, group=group, async_op=True)
     assert isinstance(work, dist.Work)
     return work

@@ -10,20 +10,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
-from torch import nn
 
+from mfsdp_cli.fsdp.chunk import Chunk, find_chunks
 from mfsdp_cli.fsdp.order import Orientation, Use, UseOrder
-from mfsdp_cli.fsdp.parameter_group import ParameterGroup, Reduction
+from mfsdp_cli.fsdp.parameter_group import ParameterGroup
+from mfsdp_cli.fsdp.reductions import Reductions
+from mfsdp_cli.fsdp.residency import kept_uses
 from mfsdp_cli.fsdp.unit import Phase, Unit
-
-#: Reduce-scatters under way at once: one runs while the next is being filled.
-REDUCTIONS_IN_FLIGHT = 2
 
 
 class GradientReduction(StrEnum):
@@ -35,51 +33,17 @@ class GradientReduction(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that was communicated: ``gather`` or ``reduce`` of a unit."""
+    """Something that was communicated for a unit.
+
+    Args:
+        operation: ``gather`` of its weights, ``reduce`` of its gradients (a reduce-scatter), or
+            ``replicate``: the sum of the reduced shard over replicas (hybrid sharding).
+        bytes: of the whole tensor that the collective works on, on this rank.
+    """
 
     operation: str
     unit: str
     bytes: int
-
-
-class Chunk:
-    """The units of one chunk: its root, and everything wrapped below it.
-
-    Units are owned by their modules; a chunk knows them by weak references only.
-    """
-
-    def __init__(self, root: Unit, units: Sequence[Unit]) -> None:
-        # Reduced in this order on every rank, whatever order their gradients come in: last
-        # wrapped first, the root at the end because a shared weight in it is used to the end.
-        ordered = [unit for unit in reversed(units) if unit is not root] + [root]
-        self._reduction_order = [weakref.ref(unit) for unit in ordered]
-        self._waiting: deque[Unit] = deque()
-        self._ready: set[int] = set()
-
-    @property
-    def reduction_order(self) -> list[Unit]:
-        return [unit for ref in self._reduction_order if (unit := ref()) is not None]
-
-    @property
-    def units(self) -> list[Unit]:
-        """In order of use in a forward pass: the root, then as they were wrapped."""
-        return list(reversed(self.reduction_order))
-
-    def begin_backward(self) -> None:
-        self._waiting = deque(unit for unit in self.reduction_order if unit.trained_parameters)
-        self._ready.clear()
-
-    def mark_ready(self, unit: Unit) -> None:
-        self._ready.add(unit.index)
-
-    def take_ready(self) -> Iterator[Unit]:
-        """Units whose gradients are complete and whose predecessors have been taken."""
-        while self._waiting and self._waiting[0].index in self._ready:
-            yield self._waiting.popleft()
-
-    def unfinished(self) -> list[Unit]:
-        """Units that still miss gradients."""
-        return [unit for unit in self._waiting if unit.index not in self._ready]
 
 
 class Context:
@@ -88,15 +52,19 @@ class Context:
     Args:
         device: where the chunks live.
         gradient_reduction: reduce every microbatch, or hold unsharded gradients to the last.
+        resident_bytes: keep units gathered between uses while all that is gathered stays within
+            this; 0: free after every use. Takes effect once the order of uses is known.
     """
 
     def __init__(
         self,
         device: torch.device,
         gradient_reduction: GradientReduction = GradientReduction.EVERY_MICROBATCH,
+        resident_bytes: int = 0,
     ) -> None:
         self.device = device
         self.gradient_reduction = gradient_reduction
+        self.resident_bytes = resident_bytes
         self.order = UseOrder()
         self.is_last_microbatch = False
         self.finalized = False
@@ -108,7 +76,10 @@ class Context:
         self._chunk_of: dict[int, Chunk] = {}
         self._in_microbatch = False
         self._backward_chunks: list[Chunk] = []
-        self._reductions: deque[Reduction] = deque()
+        self._reductions = Reductions(self._record)
+        self._prefetched: Unit | None = None
+        self._kept: frozenset[int] = frozenset()
+        self._prefetch_first = True
 
     # -- construction ----------------------------------------------------------------------
 
@@ -137,31 +108,29 @@ class Context:
         return len(self._units)
 
     def finalize(self) -> None:
-        """Find the roots: wrapped modules that no other wrapped module contains."""
+        """Find the chunks: wrapped modules that no other wrapped module contains."""
         units = self.units
         if not units:
             raise ValueError("Expected at least one module wrapped by fully_shard, got none")
-        inside: dict[int, list[Unit]] = {}
-        for unit in units:
-            module = unit.module()
-            assert module is not None
-            inside[unit.index] = [
-                other for other in units if other is not unit and _contains(module, other)
-            ]
-        nested = {other.index for below in inside.values() for other in below}
-        for unit in units:
-            if unit.index not in nested:
-                self._add_chunk(Chunk(unit, [*inside[unit.index], unit]))
+        self._chunks = find_chunks(units)
+        self._chunk_of = {unit.index: chunk for chunk in self._chunks for unit in chunk.units}
         self.finalized = True
 
-    def _add_chunk(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
-        for unit in chunk.units:
-            self._chunk_of[unit.index] = chunk
+    def plan_order(self, uses: Iterable[Use], *, prefetch_first: bool = True) -> None:
+        """Follow a planned order of uses instead of tracing the first step.
 
-    def plan_order(self, uses: Iterable[Use]) -> None:
-        """Follow a planned order of uses instead of tracing the first step."""
+        Args:
+            prefetch_first: gather what the next step begins with as soon as the weights have
+                changed; a schedule that gathers by itself says no.
+        """
         self.order = UseOrder(list(uses))
+        self._prefetch_first = prefetch_first
+        self._choose_kept()
+
+    def _choose_kept(self) -> None:
+        sizes = {unit.index: unit.gathered_bytes for unit in self.units}
+        uses = self.order.expected if self.resident_bytes else []
+        self._kept = kept_uses(uses, sizes, self.resident_bytes)
 
     # -- gathering -------------------------------------------------------------------------
 
@@ -200,11 +169,22 @@ class Context:
         if not unit.groups:
             return  # nothing to gather: the root of a chunk whose layers hold everything
         following = self.order.advance(Use(unit.index, orientation))
+        self._release_stale(unit)
         self.ensure_gathered(unit)
         if following is not None:
-            successor = self._units[following.unit]()
-            if successor is not None:
-                self.start_gather(successor)
+            self._prefetch(following)
+
+    def _prefetch(self, use: Use) -> None:
+        unit = self._units[use.unit]()
+        if unit is not None and not unit.gathered:
+            self.start_gather(unit)
+            self._prefetched = unit
+
+    def _release_stale(self, used: Unit) -> None:
+        """Free what was prefetched for this use if another unit is used instead."""
+        stale, self._prefetched = self._prefetched, None
+        if stale is not None and stale is not used and stale.phase is Phase.RESTING:
+            self.reshard(stale)
 
     def _record(self, operation: str, unit: str, size: int) -> None:
         if self.on_event is not None:
@@ -221,12 +201,17 @@ class Context:
             raise RuntimeError(
                 f"Expected the fully_shard_context scope to have ended before {unit.name} runs"
             )
-        if torch.is_grad_enabled() and not self.in_backward:
+        if self.in_backward:
+            self.ensure_gathered(unit)  # recomputation does not enter the order
+        elif torch.is_grad_enabled() or self._within_training(unit):
             unit.phase = Phase.FORWARD
             self._use(unit, Orientation.FORWARD)
         else:
-            # Evaluation, or recomputation inside the backward pass: neither enters the order.
-            self.ensure_gathered(unit)
+            self.ensure_gathered(unit)  # nor does evaluation
+
+    def _within_training(self, unit: Unit) -> bool:
+        """Whether a unit that runs without gradient is to be recomputed: its chunk has one."""
+        return self._chunk_of[unit.index].units[0].phase is Phase.FORWARD
 
     def after_forward(self, unit: Unit) -> None:
         if self.in_backward:
@@ -269,22 +254,11 @@ class Context:
         )
         for unit in chunk.take_ready():
             if reduce_now:
-                self._reduce(unit)
-
-    def _reduce(self, unit: Unit) -> None:
-        for group in unit.groups:
-            if not group.requires_grad:
-                continue
-            while len(self._reductions) >= REDUCTIONS_IN_FLIGHT:
-                self._reductions.popleft().finish()
-            reduction = group.start_reduce()
-            self._record("reduce", unit.name, reduction.bytes)
-            self._reductions.append(reduction)
+                self._reductions.start(unit, is_last=self.is_last_microbatch)
 
     def finish_reductions(self) -> None:
         """Wait for every reduction under way; ``main_grad`` is complete afterwards."""
-        while self._reductions:
-            self._reductions.popleft().finish()
+        self._reductions.finish()
 
     # -- scopes of time --------------------------------------------------------------------
 
@@ -316,7 +290,8 @@ class Context:
 
     def _rest(self, unit: Unit) -> None:
         unit.phase = Phase.RESTING
-        self.reshard(unit)
+        if self.order.position_of(unit.index) not in self._kept:
+            self.reshard(unit)
 
     def abort_microbatch(self) -> None:
         """Leave the scope after an exception, without further communication.
@@ -338,24 +313,28 @@ class Context:
         Weights are about to change: nothing gathered may survive.
         """
         self.finish_reductions()
-        left = [unit.name for unit in self.units if unit.has_unsharded_gradient()]
+        left = [unit.name for unit in self.units if unit.awaits_reduction()]
         if left:
             raise RuntimeError(
                 f"Expected every gradient reduced by the end of the step, but {left[:3]} were "
                 "not: was the last microbatch run with is_last=True?"
             )
+        known = self.order.expected
         self.order.end_step()
+        if self.order.expected != known:
+            self._choose_kept()
+        self._prefetched = None
         self.release(self.units)
 
     def refresh_weights(self) -> None:
         """After the optimizer: what is gathered next are the new weights."""
+        self._prefetched = None
+        self.release(self.units)
         for group in self.groups:
             group.refresh_model_weight()
-
-
-def _contains(module: nn.Module, unit: Unit) -> bool:
-    other = unit.module()
-    return any(part is other for part in module.modules())
+        first = self.order.first if self._prefetch_first else None
+        if first is not None:
+            self._prefetch(first)
 
 
 _current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("context", default=None)
@@ -366,16 +345,26 @@ def fully_shard_context(
     device: torch.device | str,
     *,
     gradient_reduction: GradientReduction | str = GradientReduction.EVERY_MICROBATCH,
+    resident_bytes: int = 0,
 ) -> Iterator[Context]:
     """The scope in which all chunks of a rank are wrapped; finalized when it ends.
 
+    Args:
+        device: where the chunks live.
+        gradient_reduction: ``microbatch`` reduces gradients with every microbatch; ``last`` adds
+            them up unsharded and reduces once a step.
+        resident_bytes: budget of gathered weights: units whose next use is near stay gathered
+            while all of them together stay within it. 0: each is freed after its use.
+
     Raises:
         RuntimeError: scopes are nested.
-        ValueError: nothing was wrapped.
+        ValueError: nothing was wrapped, or the budget is negative.
     """
+    if resident_bytes < 0:
+        raise ValueError(f"Expected a budget of 0 bytes or more, got {resident_bytes}")
     if _current.get() is not None:
         raise RuntimeError("Expected one fully_shard_context around all chunks, got a nested one")
-    context = Context(torch.device(device), GradientReduction(gradient_reduction))
+    context = Context(torch.device(device), GradientReduction(gradient_reduction), resident_bytes)
     token = _current.set(context)
     try:
         yield context

@@ -19,6 +19,7 @@ from mfsdp_cli.fsdp.unit import Unit, tensors_in
 
 OptimizerClass = Callable[[str, nn.Parameter], str]
 _ATTRIBUTE = "_mfsdp_unit"
+_CONTEXT = "_mfsdp_context"
 
 
 def megatron_optimizer_class(name: str, parameter: nn.Parameter) -> str:
@@ -31,6 +32,11 @@ def unit_of(module: nn.Module) -> Unit | None:
     return getattr(module, _ATTRIBUTE, None)
 
 
+def context_of(module: nn.Module) -> Context | None:
+    """The context in which a module was wrapped; None where it was not."""
+    return getattr(module, _CONTEXT, None)
+
+
 def fully_shard(
     module: nn.Module,
     mesh: ShardMesh,
@@ -38,6 +44,7 @@ def fully_shard(
     name: str = "",
     optimizer_class: OptimizerClass = megatron_optimizer_class,
     compute_dtype: torch.dtype | None = None,
+    gradient_dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """Shard the module's own parameters over the mesh and gather them around its calls.
 
@@ -47,6 +54,8 @@ def fully_shard(
         optimizer_class: which optimizer setting a parameter takes, by name within the module:
             ``decay`` or ``no_decay``.
         compute_dtype: dtype of the gathered weights; default: the parameters' own.
+        gradient_dtype: dtype in which sharded gradients are kept; default: the parameters' own.
+            They are added up over microbatches in the parameters' dtype whatever it is.
 
     Raises:
         RuntimeError: outside of a :func:`fully_shard_context` scope.
@@ -58,11 +67,12 @@ def fully_shard(
     if unit_of(module) is not None:
         raise ValueError(f"Expected {name} to be wrapped once, got a second fully_shard of it")
     groups = [
-        _make_group(members, mesh, optimizer_class, compute_dtype, context)
+        _make_group(members, mesh, optimizer_class, (compute_dtype, gradient_dtype), context)
         for members in _by_kind(_own_parameters(module, name, context))
     ]
     unit = Unit(context.next_index(), name, module, groups)
     setattr(module, _ATTRIBUTE, unit)
+    setattr(module, _CONTEXT, context)
     context.add(unit)
     _hook_module(module, unit, context)
     _hook_gradients(unit, context)
@@ -103,7 +113,7 @@ def _make_group(
     members: list[tuple[str, nn.Parameter]],
     mesh: ShardMesh,
     optimizer_class: OptimizerClass,
-    compute_dtype: torch.dtype | None,
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
     context: Context,
 ) -> ParameterGroup:
     for name, parameter in members:
@@ -124,7 +134,8 @@ def _make_group(
         parameters=[parameter for _, parameter in members],
         optimizer_classes=[classes[name] for name, _ in members],
         mesh=mesh,
-        compute_dtype=compute_dtype,
+        compute_dtype=dtypes[0],
+        gradient_dtype=dtypes[1],
     )
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mfsdp_cli.fsdp.context import Context
 from mfsdp_cli.fsdp.flat_buffer import Range
+from mfsdp_cli.fsdp.module import context_of, unit_of
 from mfsdp_cli.fsdp.parameter_group import DECAY, NO_DECAY, ParameterGroup
 from mfsdp_cli.fsdp.shared_parameters import SharedParameter
 
@@ -32,31 +34,31 @@ class AdamSettings:
 
 
 class ShardedOptimizer:
-    """AdamW over the shards of a context.
+    """AdamW over the shards of all chunks of a rank.
 
     Args:
+        chunks: the outermost wrapped modules of this rank: every chunk of their context.
         shared: shared parameters of this rank; their gradients are summed by
             :meth:`sum_shared_gradients` and their copies left out of the norm.
         norm_group: all ranks of the model; None: this rank alone.
 
     Raises:
-        ValueError: the context holds no chunk.
+        ValueError: no chunk, one that is not wrapped or not outermost, one given twice or left
+            out, or chunks of several contexts.
     """
 
     def __init__(
         self,
-        context: Context,
+        chunks: Sequence[nn.Module],
         settings: AdamSettings,
         *,
         shared: Sequence[SharedParameter] = (),
         norm_group: dist.ProcessGroup | None = None,
     ) -> None:
-        if not context.chunks:
-            raise ValueError("Expected at least one chunk, got an empty list")
-        self.context = context
+        self.context = _context_of_all(chunks)
         self.shared = tuple(shared)
         self.norm_group = norm_group
-        self._groups = [group for group in context.groups if group.requires_grad]
+        self._groups = [group for group in self.context.groups if group.requires_grad]
         self._slices: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._counted = self._counted_gradients()
         self._adam = torch.optim.AdamW(
@@ -85,7 +87,11 @@ class ShardedOptimizer:
         return weights
 
     def _counted_gradients(self) -> list[torch.Tensor]:
-        """Slices of all main gradients without copies: each logical element once."""
+        """Slices of main gradients that this rank counts: each logical element once.
+
+        Copies of shared parameters count nowhere but at their first member, shards that replicas
+        hold too (hybrid sharding) nowhere but in the first replica.
+        """
         copies: dict[int, list[Range]] = {}
         for shared in self.shared:
             for member in shared.local:
@@ -94,6 +100,8 @@ class ShardedOptimizer:
                     copies.setdefault(id(member.group), []).append(owned)
         counted = []
         for group in self._groups:
+            if group.mesh.replica:
+                continue
             assert group.main_grad is not None
             whole = Range(0, group.layout.shard().numel)
             for part in _without(whole, copies.get(id(group), [])):
@@ -116,25 +124,34 @@ class ShardedOptimizer:
             total += torch.stack(norms).square().sum()
         return total
 
-    def grad_norm(self) -> float:
-        """Global L2 norm of the gradient, each logical element counted once."""
+    def grad_norm(self) -> torch.Tensor:
+        """Global L2 norm of the gradient, each logical element counted once (float64, no dims).
+
+        It stays on the device: reading it is for the caller, who may have more to do first.
+        """
         total = self.local_squared_norm()
         if self.norm_group is not None:
             dist.all_reduce(total, group=self.norm_group)
-        return float(total.sqrt())
+        return total.sqrt().squeeze()
 
-    def clip(self, max_norm: float, norm: float) -> float:
+    def clip(self, max_norm: float, norm: torch.Tensor | float) -> torch.Tensor:
         """Scale gradients so that their norm is at most ``max_norm``; 0 or less: do nothing.
 
-        Returns the factor applied.
+        Returns:
+            The factor applied, at most 1, on the device (float64, no dims).
         """
-        factor = max_norm / (norm + CLIP_EPSILON)
-        if max_norm <= 0 or factor >= 1.0:
-            return 1.0
+        norm = torch.as_tensor(norm, dtype=torch.float64, device=self.context.device)
+        if max_norm <= 0:
+            return torch.ones_like(norm)
+        factor = (max_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
+        self.scale_gradients(factor)
+        return factor
+
+    def scale_gradients(self, factor: torch.Tensor) -> None:
+        """Multiply every main gradient by a factor of no dims; waits for nothing."""
         gradients = [gradient for _, gradient in self._slices]
         if gradients:
-            torch._foreach_mul_(gradients, factor)
-        return factor
+            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
     def step(self, lr: float | None = None) -> None:
         """Update the weights and make the next gathers see them."""
@@ -148,8 +165,10 @@ class ShardedOptimizer:
             if lr is not None:
                 settings["lr"] = lr
         for weight, gradient in self._slices:
-            weight.grad = gradient
+            weight.grad = gradient.to(weight.dtype)
         self._adam.step()
+        for weight, _ in self._slices:
+            weight.grad = None  # where it was widened, the copy goes with the step
 
     @property
     def state_bytes(self) -> int:
@@ -160,6 +179,33 @@ class ShardedOptimizer:
             for value in state.values()
             if isinstance(value, torch.Tensor) and value.ndim
         )
+
+
+def _context_of_all(chunks: Sequence[nn.Module]) -> Context:
+    """The one context of some chunks, which are all that it has."""
+    if not chunks:
+        raise ValueError("Expected at least one chunk, got an empty list")
+    contexts = [context_of(chunk) for chunk in chunks]
+    for chunk, context in zip(chunks, contexts, strict=True):
+        if context is None:
+            raise ValueError(
+                f"Expected chunks wrapped by fully_shard, got a {type(chunk).__name__}"
+            )
+    context = contexts[0]
+    assert context is not None
+    if any(other is not context for other in contexts):
+        raise ValueError("Expected chunks of one fully_shard_context, got several")
+    roots = [chunk.units[0] for chunk in context.chunks]
+    given = [unit_of(chunk) for chunk in chunks]
+    for chunk, unit in zip(chunks, given, strict=True):
+        if unit not in roots:
+            raise ValueError(f"Expected outermost modules, got {type(chunk).__name__} within one")
+        if given.count(unit) > 1:
+            raise ValueError(f"Expected each chunk once, got {type(chunk).__name__} twice")
+    missing = [root.name for root in roots if root not in given]
+    if missing:
+        raise ValueError(f"Expected every chunk of the context, but {missing} were left out")
+    return context
 
 
 def persistent_bytes(groups: Sequence[ParameterGroup]) -> int:

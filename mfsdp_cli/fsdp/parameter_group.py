@@ -7,11 +7,13 @@ buffer         dtype             note
 ============== ================= ====================================================
 model_weight   compute dtype     what is gathered
 main_weight    optimizer dtype   the same storage as model_weight where dtypes agree
-main_grad      optimizer dtype   sum over microbatches of the mean over the mesh
+main_grad      gradient dtype    sum over microbatches of the mean over the mesh
 ============== ================= ====================================================
 
 Transient: the gathered weights (``padded_numel`` elements in compute dtype) and the unsharded
-gradient (``padded_numel`` in optimizer dtype).
+gradient (``padded_numel`` in optimizer dtype). Gradients are always added up in the optimizer
+dtype (fp32): where ``main_grad`` is bf16, a shard in optimizer dtype lives from a step's first
+reduction to its last and is rounded once, after the replicas' sum.
 
 [Note: storage, not views, comes and goes]
 Every parameter is a view of the gathered buffer for its whole life. At rest the buffer's storage
@@ -27,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mfsdp_cli.fsdp.collectives import all_gather, reduce_scatter_sum
+from mfsdp_cli.fsdp.collectives import all_gather, all_reduce_sum, reduce_scatter_sum
 from mfsdp_cli.fsdp.flat_buffer import FlatLayout, Range
 from mfsdp_cli.fsdp.mesh import ShardMesh
 
@@ -43,6 +45,7 @@ class ParameterGroup:
         parameters: in buffer order, parameters of one optimizer class next to one another.
         optimizer_classes: the optimizer class of each parameter.
         compute_dtype: dtype of gathered weights; the parameters' own dtype is the optimizer's.
+        gradient_dtype: dtype of ``main_grad``; None: the optimizer's.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ParameterGroup:
         optimizer_classes: Sequence[str],
         mesh: ShardMesh,
         compute_dtype: torch.dtype | None,
+        gradient_dtype: torch.dtype | None = None,
     ) -> None:
         self.names = tuple(names)
         self.parameters = tuple(parameters)
@@ -61,8 +65,11 @@ class ParameterGroup:
         self.layout = FlatLayout.of(parameters, mesh.size, mesh.rank)
         self.main_dtype = parameters[0].dtype
         self.compute_dtype = compute_dtype or self.main_dtype
+        self.gradient_dtype = gradient_dtype or self.main_dtype
         self.device = parameters[0].device
         self.unsharded_grad: torch.Tensor | None = None
+        self._accumulated: torch.Tensor | None = None
+        self.awaits_last = False
         self._gathering: dist.Work | None = None
         self._make_buffers()
 
@@ -79,7 +86,11 @@ class ParameterGroup:
             if self.compute_dtype == self.main_dtype
             else self.main_weight.to(self.compute_dtype)
         )
-        self.main_grad = torch.zeros_like(self.main_weight) if self.requires_grad else None
+        self.main_grad = (
+            torch.zeros_like(self.main_weight, dtype=self.gradient_dtype)
+            if self.requires_grad
+            else None
+        )
         self.gathered = self._gathered_buffer()
         for view, parameter in zip(layout.views(self.gathered), self.parameters, strict=True):
             parameter.data = view
@@ -154,17 +165,58 @@ class ParameterGroup:
     def forget_gradients(self) -> None:
         """Zero the sharded gradient and drop what was not reduced into it."""
         self.unsharded_grad = None
+        self._accumulated = None
+        self.awaits_last = False
         if self.main_grad is not None:
             self.main_grad.zero_()
             for parameter in self.parameters:
                 parameter.grad = None
 
-    def start_reduce(self) -> Reduction:
-        """Issue the reduce-scatter of the unsharded gradient, which is given up here."""
+    def start_reduce(self, *, is_last: bool = True) -> Reduction:
+        """Issue the reduce-scatter of the unsharded gradient, which is given up here.
+
+        Args:
+            is_last: no other reduction of this step follows; the replicas' sum is due.
+        """
         unsharded, self.unsharded_grad = self.unsharded_grad, None
         if unsharded is None:
             raise RuntimeError(f"Expected an unsharded gradient of {self.names[0]}, got none")
-        return Reduction(self, unsharded)
+        return Reduction(self, unsharded, is_last=is_last)
+
+    @property
+    def _adds_up_in_place(self) -> bool:
+        """Whether ``main_grad`` itself takes one microbatch after another."""
+        return self.gradient_dtype == self.main_dtype
+
+    def accumulate(self, shard: torch.Tensor) -> None:
+        """Add the mesh's mean of one reduction, in optimizer dtype.
+
+        ``awaits_last`` is true from here to :meth:`complete_gradient` where more than this makes
+        ``main_grad``.
+        """
+        self.awaits_last = self.mesh.replicas > 1 or not self._adds_up_in_place
+        main_grad = self.main_grad
+        assert main_grad is not None
+        if self._adds_up_in_place:
+            main_grad.add_(shard, alpha=1.0 / self.mesh.divisor)
+        elif self._accumulated is None:
+            self._accumulated = shard / self.mesh.divisor
+        else:
+            self._accumulated.add_(shard, alpha=1.0 / self.mesh.divisor)
+
+    @property
+    def accumulated(self) -> torch.Tensor:
+        """What has been added up so far this step, in optimizer dtype."""
+        buffer = self.main_grad if self._adds_up_in_place else self._accumulated
+        assert buffer is not None
+        return buffer
+
+    def complete_gradient(self) -> None:
+        """Bring what was added up into ``main_grad``, after the step's last reduction."""
+        self.awaits_last = False
+        if self._accumulated is not None and self.main_grad is not None:
+            self.main_grad.copy_(self._accumulated)
+            self._accumulated = None
 
     def shard_of(self, index: int, shard: torch.Tensor) -> torch.Tensor:
         """The part of a parameter that this rank owns, as a view of one of its shards."""
@@ -184,11 +236,17 @@ class ParameterGroup:
 
 
 class Reduction:
-    """A reduce-scatter under way: sum over the mesh, then added as a mean into ``main_grad``."""
+    """A reduction under way, in up to three moves.
 
-    def __init__(self, group: ParameterGroup, unsharded: torch.Tensor) -> None:
+    Reduce-scatter over the mesh (sum); then the mean is added to what earlier microbatches left;
+    and with the step's last reduction the replicas' sums are added up, once.
+    """
+
+    def __init__(self, group: ParameterGroup, unsharded: torch.Tensor, *, is_last: bool) -> None:
         self.group = group
-        self._unsharded = unsharded  # alive until the collective has read it
+        self.is_last = is_last
+        self._unsharded: torch.Tensor | None = unsharded  # alive until the collective has read it
+        self.bytes = unsharded.numel() * unsharded.element_size()
         self._work: dist.Work | None = None
         if group.mesh.size == 1:
             self._shard = unsharded
@@ -199,14 +257,27 @@ class Reduction:
             self._work = reduce_scatter_sum(self._shard, unsharded, group.mesh.reduce)
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the unsharded gradient that the collective reads."""
-        return self._unsharded.numel() * self._unsharded.element_size()
+    def replicated_bytes(self) -> int:
+        """Bytes of the shard that replicas add up after this reduction; 0: none."""
+        if not self.is_last or self.group.mesh.replicas == 1:
+            return 0
+        return self._shard.numel() * self._shard.element_size()
+
+    def finish_scatter(self) -> None:
+        """Wait for the reduce-scatter, add up, and start the replicas' sum where it is due."""
+        self._wait()
+        self._unsharded = None
+        self.group.accumulate(self._shard)
+        if self.replicated_bytes:
+            self._work = all_reduce_sum(self.group.accumulated, self.group.mesh.replicate)
 
     def finish(self) -> None:
-        """Wait, and accumulate the mean over the mesh into the sharded main gradient."""
+        """After :meth:`finish_scatter`: the last reduction of a step leaves ``main_grad``."""
+        self._wait()
+        if self.is_last:
+            self.group.complete_gradient()
+
+    def _wait(self) -> None:
         if self._work is not None:
             self._work.wait()
-        main_grad = self.group.main_grad
-        assert main_grad is not None
-        main_grad.add_(self._shard, alpha=1.0 / self.group.mesh.size)
+            self._work = None

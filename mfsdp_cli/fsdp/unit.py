@@ -79,6 +79,10 @@ class Unit:
             if group.requires_grad:
                 group.collect_gradients()
 
+    def awaits_reduction(self) -> bool:
+        """Whether the step's last reduction of a gradient is still to come."""
+        return any(group.unsharded_grad is not None or group.awaits_last for group in self.groups)
+
     def has_unsharded_gradient(self) -> bool:
         return any(group.unsharded_grad is not None for group in self.groups)
 

@@ -70,6 +70,11 @@ class Costs:
         )
         self.flops = Flops(plan.model, parallel.micro_batch_size, parallel.seq_length)
 
+    def sharding_ranks(self, *, experts: bool) -> int:
+        """Ranks over which a unit is sharded."""
+        replicas = self.plan.settings.num_distributed_optimizer_instances
+        return sharding_ranks(self.plan.parallel, experts=experts, replicas=replicas)
+
     @cached_property
     def stages(self) -> list[StageMemory]:
         """What every stage adds to memory, by stage."""
@@ -118,7 +123,7 @@ class Costs:
             timeline.makespan,
             loads,
             self.hardware,
-            sharding_ranks=sharding_ranks(parallel, experts=False),
+            sharding_ranks=self.sharding_ranks(experts=False),
             world=parallel.world_size,
         )
         total = sum((load.traffic for load in loads), Traffic())
@@ -156,9 +161,7 @@ class Costs:
         )
 
     def _share(self, unit: UnitSize) -> UnitShare:
-        return UnitShare(
-            unit.parameters, sharding_ranks(self.plan.parallel, experts=unit.is_experts)
-        )
+        return UnitShare(unit.parameters, self.sharding_ranks(experts=unit.is_experts))
 
     def _peak(self, rank: int) -> Peak:
         settings = self.plan.settings
@@ -225,7 +228,7 @@ class Costs:
     def _shared(self, rank: int) -> int:
         """Bytes a rank sends so that its shard of each shared parameter gets every copy's part."""
         size = self.plan.model.padded_vocab_size * self.plan.model.hidden_size * GRADIENT_BYTES
-        shard = -(-size // sharding_ranks(self.plan.parallel, experts=False))
+        shard = -(-size // self.sharding_ranks(experts=False))
         return sum(
             2 * ring(shard, len(group.pp_ranks))
             for group in self.plan.groups

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mfsdp_cli.cost.state import persistent_state, sharding_ranks, two_largest
+from mfsdp_cli.cost.state import persistent_state, two_largest
 from mfsdp_cli.planning.costs import GRADIENT_BYTES, Costs
 
 
@@ -35,7 +35,7 @@ def _seconds(costs: Costs) -> float:
     work = busy * parallel.num_microbatches
     idle = (layout.pp - 1) * sum(each) / len(each)
     moved = max(_moved(costs, rank) for rank in range(layout.pp))
-    link = costs.hardware.link(sharding_ranks(parallel, experts=False))
+    link = costs.hardware.link(costs.sharding_ranks(experts=False))
     return work + idle + max(0.0, moved / link - work)
 
 

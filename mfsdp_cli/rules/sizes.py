@@ -42,13 +42,6 @@ def _pipeline(subject: Subject) -> str | None:
     )
 
 
-def _expert_parallel_engine(subject: Subject) -> str | None:
-    size = subject.parallel.expert_model_parallel_size
-    if size == 1:
-        return None
-    return f"mfsdp train does not run expert parallelism: size {size}, it builds size 1"
-
-
 def _learned_positions(subject: Subject) -> str | None:
     length, most = subject.parallel.seq_length, subject.model.max_position_embeddings
     if length <= most or subject.model.position_embedding_type != "learned_absolute":
@@ -101,17 +94,6 @@ SIZE_RULES = (
         hint="mfsdp train runs it; the Megatron flags serve Megatron's other engines",
         source=_ADAPTER,
         elsewhere=Severity.NOTE,
-    ),
-    Rule(
-        "MF214",
-        "expert parallelism in mfsdp train",
-        Binds.MFSDP,
-        _expert_parallel_engine,
-        where="--expert-model-parallel-size",
-        hint="--expert-model-parallel-size 1 to train it here",
-        source="mfsdp_cli.runtime",
-        severity=Severity.NOTE,
-        elsewhere=None,
     ),
     Rule(
         "MF215",

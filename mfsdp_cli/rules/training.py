@@ -69,12 +69,18 @@ def _outer_sharding(subject: Subject) -> str | None:
 
 def _optimizer_instances(subject: Subject) -> str | None:
     instances = subject.settings.num_distributed_optimizer_instances
+    dp = subject.parallel.data_parallel_size
+    ep = subject.parallel.expert_model_parallel_size
     if instances == 1:
         return None
-    return (
-        f"mfsdp train shards over the whole data-parallel group: {instances} optimizer "
-        "instances (hybrid sharding), it runs 1"
-    )
+    if dp % instances:
+        return f"{instances} optimizer instances (hybrid sharding) do not divide {dp} replicas"
+    if ep > 1:
+        return (
+            f"mfsdp train shards experts over all ranks that hold them: EP {ep} does not go with "
+            f"{instances} optimizer instances (hybrid sharding)"
+        )
+    return None
 
 
 def _delayed_weight_gradients(subject: Subject) -> str | None:
@@ -201,8 +207,8 @@ TRAINING_RULES = (
         Binds.MFSDP,
         _optimizer_instances,
         where="--num-distributed-optimizer-instances",
-        hint="--num-distributed-optimizer-instances 1",
-        source="mfsdp_cli.fsdp: one sharding axis",
+        hint="--num-distributed-optimizer-instances 1, or a divisor of the data-parallel size",
+        source="mfsdp_cli.fsdp: shards inside, replicas outside",
     ),
     Rule(
         "MF229",

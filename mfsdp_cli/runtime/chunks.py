@@ -27,15 +27,21 @@ from mfsdp_cli.runtime.weights import initial_weight
 WORD_EMBEDDING = "embedding.word_embeddings.weight"
 _HEAD = "output_layer.weight"
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"(\.mlp\.experts\.local_experts\.)(\d+)(\.)")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one stage holds."""
+    """What one stage holds.
+
+    Args:
+        first_expert: global number of the first routed expert here (expert parallelism).
+    """
 
     spec: ModelSpec
     stage: StageLayout
     module: nn.Module
+    first_expert: int = 0
 
 
 def build_chunks(
@@ -46,6 +52,8 @@ def build_chunks(
     seed: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    ep: int = 1,
+    ep_rank: int = 0,
 ) -> list[Chunk]:
     """The chunks of this pipeline rank, by vp_stage, with initial weights.
 
@@ -55,13 +63,15 @@ def build_chunks(
     Args:
         seed: what the weights depend on, with their names.
         dtype: dtype of the parameters.
+        ep, ep_rank: expert-parallel size, and which of the parts this rank holds.
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
     """
-    config = transformer_config.make(spec, layout, dtype=dtype)
+    config = transformer_config.make(spec, layout, dtype=dtype, ep=ep)
+    first_expert = 0 if spec.moe is None else ep_rank * (spec.moe.num_moe_experts // ep)
     chunks = [
-        Chunk(spec, stage, _build_module(spec, stage, layout.vpp, config).to(device))
+        Chunk(spec, stage, _build_module(spec, stage, layout.vpp, config).to(device), first_expert)
         for stage in layout.stages_of(pp_rank)
     ]
     for chunk in chunks:
@@ -111,10 +121,18 @@ def global_name(chunk: Chunk, name: str) -> str:
     """The name in the unsplit model of one parameter or buffer of a chunk."""
     if name == _HEAD and not chunk.spec.untie_embeddings_and_output_weights:
         return WORD_EMBEDDING
+    name = global_experts(chunk, name)
     match = _LAYER.match(name)
     if match is None:
         return name
     return f"decoder.layers.{chunk.stage.layers[int(match[1])]}.{name[match.end() :]}"
+
+
+def global_experts(chunk: Chunk, name: str) -> str:
+    """A name within a chunk with its routed expert numbered over the whole layer."""
+    if not chunk.first_expert:
+        return name
+    return _EXPERT.sub(lambda m: f"{m[1]}{int(m[2]) + chunk.first_expert}{m[3]}", name)
 
 
 def set_initial_weights(chunk: Chunk, seed: int) -> None:

@@ -25,12 +25,13 @@ from mfsdp_cli.fsdp import (
     persistent_bytes,
     unit_of,
 )
-from mfsdp_cli.fsdp.context import Chunk as Sharded
+from mfsdp_cli.fsdp.chunk import Chunk as Sharded
 from mfsdp_cli.fsdp.unit import Unit
 from mfsdp_cli.runtime import forward
 from mfsdp_cli.runtime.chunks import (
     Chunk,
     build_chunks,
+    global_experts,
     global_name,
     router_biases,
     set_initial_weights,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from mfsdp_cli.runtime.topology import Topology
 
 EMBEDDING = "embedding"
+EXPERTS = ".mlp.experts"
 ROOT = "root"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -73,12 +75,14 @@ class MfsdpEngine:
             seed=settings.seed,
             dtype=self._dtype,
             device=topology.device,
+            ep=topology.ep,
+            ep_rank=topology.ep_rank,
         )
         _make_main_weights(self.chunks, settings.seed)
         self.context = _shard(self.chunks, plan, topology, self._dtype)
         self.context.on_event = self._trace.event
         self.optimizer = ShardedOptimizer(
-            self.context,
+            [chunk.module for chunk in self.chunks],
             AdamSettings(
                 lr=settings.lr,
                 betas=(settings.adam_beta1, settings.adam_beta2),
@@ -86,6 +90,7 @@ class MfsdpEngine:
                 weight_decay=settings.weight_decay,
             ),
             shared=_shared_parameters(self.chunks, plan, topology),
+            norm_group=topology.world if topology.world_size > 1 else None,
         )
         self._observer = _observer(self.chunks, topology) if settings.observe else None
         self._runners = {
@@ -95,9 +100,11 @@ class MfsdpEngine:
             for chunk in self.chunks
         }
         self._executor = self._make_executor()
-        self.context.plan_order(planned_uses(self._actions, self._sharded()))
+        # The plan's own UNSHARD begins a step.
+        uses = planned_uses(self._actions, self._sharded())
+        self.context.plan_order(uses, prefetch_first=False)
         self._step = 0
-        self._result = StepResult(0.0, 0.0)
+        self._norm = self._loss = torch.zeros((), dtype=torch.float64, device=topology.device)
         self._kept: dict[str, torch.Tensor] = {}
 
     def _sharded(self) -> dict[int, Sharded]:
@@ -149,7 +156,9 @@ class MfsdpEngine:
             runner.losses.clear()
         self._executor.run(self._batches_of(step, self._data.training))
         forward.clear_statistics()
-        return self._result
+        # Read once, here: within the step nothing waits for the device.
+        loss, norm = torch.stack([self._loss, self._norm]).tolist()
+        return StepResult(loss, norm)
 
     def _batches_of(self, step: int, source: Any) -> Batches:
         topology = self._topology
@@ -170,7 +179,7 @@ class MfsdpEngine:
         moe = self._plan.model.moe
         assert moe is not None
         modules = [chunk.module for chunk in self.chunks]
-        group = self._topology.dp_reduce
+        group = self._topology.dp_group
         forward.update_router_bias(modules, moe.moe_router_bias_update_rate, group)
 
     def _sum_shared_gradients(self) -> None:
@@ -183,8 +192,7 @@ class MfsdpEngine:
         totals = torch.cat([self.optimizer.local_squared_norm(), self._mean_losses()])
         if self._topology.world_size > 1:
             dist.all_reduce(totals, group=self._topology.world)
-        squared, loss = totals.tolist()
-        self._result = StepResult(loss, squared**0.5)
+        self._norm, self._loss = totals[0].sqrt(), totals[1]
         if self._settings.keep_gradients:
             self._kept = self._named(full_gradients)
 
@@ -196,7 +204,7 @@ class MfsdpEngine:
         return torch.stack(losses).double().mean().view(1) / self._topology.dp
 
     def _clip(self) -> None:
-        self.optimizer.clip(self._settings.clip_grad, self._result.grad_norm)
+        self.optimizer.clip(self._settings.clip_grad, self._norm)
 
     def _update(self) -> None:
         self.optimizer.update(self._settings.learning_rate(self._step))
@@ -272,13 +280,23 @@ def _shard(
     chunks: list[Chunk], plan: Plan, topology: Topology, compute_dtype: torch.dtype
 ) -> Context:
     """Wrap every chunk: its embedding where that is a unit, its layers, then the rest."""
-    mesh = ShardMesh(topology.dp_gather, topology.dp_reduce)
+    mesh = ShardMesh(topology.dp_gather, topology.dp_reduce, topology.dp_replicate)
+    # An expert's gradient holds the samples of all data-parallel ranks already, through the
+    # dispatch: the mean is over those, not over the ranks that hold the expert.
+    experts = ShardMesh(
+        topology.expert_gather, topology.expert_reduce, gradient_divisor=topology.dp
+    )
     with fully_shard_context(
         topology.device, gradient_reduction=plan.settings.gradient_reduction
     ) as context:
         for chunk in chunks:
-            for module, name in unit_modules(chunk):
-                fully_shard(module, mesh, name=name, compute_dtype=compute_dtype)
+            for module, name in unit_modules(chunk, own_experts=topology.ep > 1):
+                fully_shard(
+                    module,
+                    experts if name.endswith(EXPERTS) else mesh,
+                    name=name,
+                    compute_dtype=compute_dtype,
+                )
     return context
 
 
@@ -292,12 +310,16 @@ def _make_main_weights(chunks: list[Chunk], seed: int) -> None:
             set_initial_weights(chunk, seed)
 
 
-def unit_modules(chunk: Chunk) -> list[tuple[nn.Module, str]]:
+def unit_modules(chunk: Chunk, *, own_experts: bool = False) -> list[tuple[nn.Module, str]]:
     """The modules of a chunk that form units, inner ones first, with their global names.
 
     The embedding is a unit of its own only where it is called once and its weight belongs to no
     other module of the chunk. A tied head on the same chunk keeps it in the root, and so do MTP
     layers, which call it again.
+
+    Args:
+        own_experts: the routed experts of a layer are a unit, within the layer's (expert
+            parallelism: other ranks hold other experts).
     """
     model: Any = chunk.module
     modules: list[tuple[nn.Module, str]] = []
@@ -305,33 +327,45 @@ def unit_modules(chunk: Chunk) -> list[tuple[nn.Module, str]]:
     stage = chunk.stage
     if stage.embedding and not (tied and stage.loss) and not stage.mtp:
         modules.append((model.embedding, EMBEDDING))
-    modules += [
+    layers = [
         (module, f"decoder.layers.{layer}")
         for module, layer in zip(model.decoder.layers, stage.layers, strict=True)
     ]
     if stage.mtp:
-        modules += [
+        layers += [
             (module, f"mtp.layers.{depth}")
             for module, depth in zip(model.mtp.layers, stage.mtp, strict=True)
         ]
+    for module, name in layers:
+        if own_experts:
+            modules += [(experts, name + EXPERTS) for experts in _routed_experts(module)]
+        modules.append((module, name))
     return [*modules, (model, ROOT)]
+
+
+def _routed_experts(layer: nn.Module) -> list[nn.Module]:
+    """The module that holds a layer's routed experts, if it has any."""
+    return [
+        module for name, module in layer.named_modules() if name.endswith(EXPERTS.removeprefix("."))
+    ]
 
 
 def _weight_name(chunk: Chunk, unit: Unit, name: str) -> str:
     """The global name of a parameter, by its name in the unit's module."""
-    return global_name(chunk, name) if unit.name == ROOT else f"{unit.name}.{name}"
+    if unit.name == ROOT:
+        return global_name(chunk, name)
+    return global_experts(chunk, f"{unit.name}.{name}")
 
 
 def planned_uses(actions: list[Action], sharded: dict[int, Sharded]) -> list[Use]:
-    """The order in which a step uses units: units in order forward, reversed backward."""
+    """The order in which a step uses units, chunk by chunk as the actions run them."""
     uses: list[Use] = []
     for action in actions:
         if action.kind is Kind.FORWARD and action.stage is not None:
             units = sharded[action.stage].units
             uses += [Use(unit.index, Orientation.FORWARD) for unit in units if unit.groups]
         elif action.kind is Kind.BACKWARD and action.stage is not None:
-            root, *others = sharded[action.stage].units
-            units = [root, *reversed(others)]
+            units = sharded[action.stage].backward_order
             uses += [Use(unit.index, Orientation.BACKWARD) for unit in units if unit.groups]
     return uses
 

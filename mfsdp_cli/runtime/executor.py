@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from mfsdp_cli.fsdp import Context, microbatch
-from mfsdp_cli.fsdp.context import Chunk as Sharded
+from mfsdp_cli.fsdp.chunk import Chunk as Sharded
 from mfsdp_cli.runtime.data import Batch
 from mfsdp_cli.runtime.pipe import Arrival, Pipe
 from mfsdp_cli.runtime.stage_runner import StageRunner

@@ -71,7 +71,6 @@ def refuse_unrunnable(parallel: Parallel, engine: str) -> None:
     sizes = {
         "--tensor-model-parallel-size": parallel.tensor_model_parallel_size,
         "--context-parallel-size": parallel.context_parallel_size,
-        "--expert-model-parallel-size": parallel.expert_model_parallel_size,
     }
     unknown = [f"{flag} {size}" for flag, size in sizes.items() if size > 1]
     if unknown:

@@ -68,16 +68,7 @@ def _connect(job: Job, plan: Plan) -> Topology:
     device = topology_.local_rank() // job.ranks_per_device
     if job.backend == "nccl" and job.ranks_per_device > 1:
         topology_.share_device(int(os.environ["RANK"]))
-    if job.engine == "single":
-        return topology_.connect(pp=1, dp=1, backend=job.backend, local_device=device)
-    return topology_.connect(
-        pp=plan.parallel.pipeline_model_parallel_size,
-        vpp=plan.parallel.virtual_pipeline_model_parallel_size,
-        dp=plan.parallel.data_parallel_size,
-        backend=job.backend,
-        local_device=device,
-        shared_pp_ranks=[group.pp_ranks for group in plan.shared_groups],
-    )
+    return topology_.connect_plan(plan, engine=job.engine, backend=job.backend, local_device=device)
 
 
 def _data(job: Job, plan: Plan) -> Data:

@@ -34,13 +34,16 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def make(spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32) -> Any:
+def make(
+    spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32, ep: int = 1
+) -> Any:
     """The configuration of every chunk of the layout (all share it).
 
     No dropout, no fusion that needs a GPU kernel, no initialization by Megatron.
 
     Args:
         dtype: dtype of parameters and of what goes between stages.
+        ep: expert-parallel size.
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
@@ -81,7 +84,7 @@ def make(spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32)
         bf16=dtype == torch.bfloat16,
         mtp_num_layers=spec.mtp_num_layers or None,
         **_pipeline(layout, dtype),
-        **_experts(spec.moe),
+        **_experts(spec.moe, ep),
     )
     try:
         with warnings.catch_warnings():
@@ -124,11 +127,12 @@ def _stage_names(stage: StageLayout) -> list[str]:
     )
 
 
-def _experts(moe: MixtureOfExperts | None) -> dict[str, Any]:
+def _experts(moe: MixtureOfExperts | None, ep: int) -> dict[str, Any]:
     if moe is None:
         return {}
     return {
         "num_moe_experts": moe.num_moe_experts,
+        "expert_model_parallel_size": ep,
         "moe_router_topk": moe.moe_router_topk,
         "moe_ffn_hidden_size": moe.moe_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": moe.moe_shared_expert_intermediate_size or None,

@@ -20,6 +20,7 @@ def plan_of(
     gbs: int = 8,
     seq: int = 32,
     group: int | None = None,
+    ep: int = 1,
     mtp: int | None = None,
     layers: int | None = None,
     **settings: Any,
@@ -32,6 +33,8 @@ def plan_of(
         "global_batch_size": gbs,
         "seq_length": seq,
     }
+    if ep > 1:
+        sizes["expert_model_parallel_size"] = ep
     if vpp is not None:
         sizes["num_virtual_stages_per_pipeline_rank"] = vpp
     if layout is not None:

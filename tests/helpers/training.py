@@ -13,7 +13,7 @@ from mfsdp_cli.runtime.corpus import Corpus, load_corpus
 from mfsdp_cli.runtime.data import Data
 from mfsdp_cli.runtime.engine import Engine, make_engine
 from mfsdp_cli.runtime.settings import TrainSettings
-from mfsdp_cli.runtime.topology import Topology, connect
+from mfsdp_cli.runtime.topology import Topology, connect_plan
 
 SETTINGS = TrainSettings(
     adam_eps=1e-6, lr=1e-3, lr_warmup_steps=0, eval_steps=2, seed=7, keep_gradients=True
@@ -66,7 +66,7 @@ def train(engine: Engine, steps: int) -> Trained:
     return Trained(results, gradients, engine.named_weights(), before, engine.evaluate())
 
 
-def reconnect(plan: Plan) -> Topology:
+def reconnect(plan: Plan, engine: str = "mfsdp") -> Topology:
     """The topology of a plan on the ranks that are there, in place of an earlier one."""
     from mfsdp_cli.runtime import megatron_on_cpu
 
@@ -75,12 +75,7 @@ def reconnect(plan: Plan) -> Topology:
 
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
-    return connect(
-        pp=plan.parallel.pipeline_model_parallel_size,
-        vpp=plan.parallel.virtual_pipeline_model_parallel_size,
-        dp=plan.parallel.data_parallel_size,
-        shared_pp_ranks=[group.pp_ranks for group in plan.shared_groups],
-    )
+    return connect_plan(plan, engine=engine)
 
 
 def largest_difference(

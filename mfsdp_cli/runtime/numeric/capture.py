@@ -56,13 +56,11 @@ def run(capture: Capture) -> None:
     plan = full_plan(given) if capture.full else proxy_plan(given)
     alone = capture.engine == "single"
     parallel = plan.parallel
-    topology = topology_.connect(
-        pp=1 if alone else parallel.pipeline_model_parallel_size,
-        vpp=1 if alone else parallel.virtual_pipeline_model_parallel_size,
-        dp=1 if alone else parallel.data_parallel_size,
+    topology = topology_.connect_plan(
+        plan,
+        engine=capture.engine,
         backend=capture.backend,
         local_device=topology_.local_rank(),
-        shared_pp_ranks=[] if alone else [group.pp_ranks for group in plan.shared_groups],
     )
     text = load_corpus(())
     # Real text: on tokens drawn at random gradients shrink to noise within a few steps, and their
@@ -113,9 +111,9 @@ def save_steps(engine: Engine, capture: Capture, topology: Topology) -> None:
 
 
 def _state(engine: Engine, topology: Topology) -> dict[str, Any]:
-    """What is compared after a step; other data-parallel ranks have the same gradients."""
+    """What is compared after a step; gradients by the ranks that hold all experts together."""
     gradients, clipped = engine.named_gradients(), engine.clipped_gradients()
-    first = topology.dp_rank == 0
+    first = topology.dp_rank < topology.ep  # the others hold the same
     contributions = engine.contributions() if isinstance(engine, SingleEngine) else {}
     return {
         "weights": engine.named_weights(),
