@@ -241,10 +241,11 @@ def test_what_megatron_refuses_is_said_in_its_words() -> None:
 def test_sizes_that_no_engine_runs_are_named() -> None:
     parallel = plan_of("llama-tiny").parallel
     refuse_unrunnable(parallel, "mfsdp")
-    wide = replace(parallel, tensor_model_parallel_size=2, expert_model_parallel_size=4)
+    refuse_unrunnable(replace(parallel, expert_model_parallel_size=4), "mfsdp")
+    wide = replace(parallel, tensor_model_parallel_size=2, context_parallel_size=4)
     with pytest.raises(MfsdpError) as caught:
         refuse_unrunnable(wide, "distopt")
     assert caught.value.finding.message == (
         "engine distopt does not run this yet: --tensor-model-parallel-size 2,"
-        " --expert-model-parallel-size 4"
+        " --context-parallel-size 4"
     )
