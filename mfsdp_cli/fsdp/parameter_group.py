@@ -144,9 +144,7 @@ class ParameterGroup:
         """
         fresh = self.unsharded_grad is None
         if self.unsharded_grad is None:
-            self.unsharded_grad = torch.zeros(
-                self.layout.padded_numel, dtype=self.main_dtype, device=self.device
-            )
+            self.unsharded_grad = self._empty_gradient()
         views, gradients = [], []
         for view, parameter in zip(
             self.layout.views(self.unsharded_grad), self.parameters, strict=True
@@ -155,12 +153,21 @@ class ParameterGroup:
                 views.append(view)
                 gradients.append(parameter.grad)
                 parameter.grad = None
+            elif fresh:
+                view.zero_()
         if not views:
             return
         if fresh:
             torch._foreach_copy_(views, gradients)
         else:
             torch._foreach_add_(views, [grad.to(self.main_dtype) for grad in gradients])
+
+    def _empty_gradient(self) -> torch.Tensor:
+        """An unsharded gradient in which the padding alone has a value: what follows fills it."""
+        layout = self.layout
+        gradient = torch.empty(layout.padded_numel, dtype=self.main_dtype, device=self.device)
+        gradient[layout.numel :].zero_()
+        return gradient
 
     def forget_gradients(self) -> None:
         """Zero the sharded gradient and drop what was not reduced into it."""

@@ -117,17 +117,12 @@ def _take_turns(name: str, plan_file: str, pipe: Connection) -> None:
     from mfsdp_cli.runtime.corpus import load_corpus
     from mfsdp_cli.runtime.data import Data
     from mfsdp_cli.runtime.settings import TrainSettings
-    from mfsdp_cli.runtime.topology import connect
+    from mfsdp_cli.runtime.topology import connect_plan
 
     torch.set_num_threads(1)
     plan, settings = Plan.load(plan_file), TrainSettings(adam_eps=1e-6)
     parallel = plan.parallel
-    topology = connect(
-        pp=parallel.pipeline_model_parallel_size,
-        vpp=parallel.virtual_pipeline_model_parallel_size,
-        dp=parallel.data_parallel_size,
-        shared_pp_ranks=[group.pp_ranks for group in plan.shared_groups],
-    )
+    topology = connect_plan(plan)
     data = Data(
         load_corpus([]),
         vocab_size=plan.model.vocab_size,

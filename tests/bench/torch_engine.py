@@ -116,7 +116,7 @@ class TorchEngine:
         if moe is not None:
             group = self._topology.dp_reduce
             forward.update_router_bias(self._modules, moe.moe_router_bias_update_rate, group)
-            forward.clear_router_statistics()
+            forward.clear_statistics()
         result = self._loss_and_norm(losses)
         coefficient = self._settings.clip_coefficient(result.grad_norm)
         if coefficient < 1.0:
