@@ -354,7 +354,11 @@ def _weight_name(chunk: Chunk, unit: Unit, name: str) -> str:
     """The global name of a parameter, by its name in the unit's module."""
     if unit.name == ROOT:
         return global_name(chunk, name)
-    return global_experts(chunk, f"{unit.name}.{name}")
+    path = unit.name
+    if path.startswith("mtp.") and path.endswith(EXPERTS):
+        # The plan's name of the unit leaves out that an MTP layer wraps a decoder layer.
+        path = f"{path.removesuffix(EXPERTS)}.mtp_model_layer{EXPERTS}"
+    return global_experts(chunk, f"{path}.{name}")
 
 
 def planned_uses(actions: list[Action], sharded: dict[int, Sharded]) -> list[Use]:
