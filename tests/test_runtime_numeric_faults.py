@@ -29,6 +29,9 @@ SETTINGS = numeric_settings(STEPS, 1234)
 CATALOGUE: dict[str, dict[str, Fault]] = {
     "tied": faults.TIED,
     "experts": faults.EXPERTS,
+    "spread experts": faults.SPREAD_EXPERTS,
+    "hybrid": faults.HYBRID,
+    "ahead": faults.AHEAD,
     "alone": faults.ALONE,
 }
 
@@ -37,8 +40,14 @@ def _plan(name: str) -> Plan:
     if name == "tied":
         return plan_of("gpt2-tiny", pp=2, vpp=2, dp=2, resident_chunks=2)
     if name == "experts":
-        return plan_of("deepseek-v3-proxy-tiny", pp=2, dp=2, gbs=4)
-    return plan_of("llama-tiny", pp=4, gbs=4)
+        return plan_of("deepseek-v3-proxy-tiny", pp=2, dp=2, gbs=4, layers=4)
+    if name == "spread experts":
+        return plan_of("deepseek-v3-proxy-tiny", pp=2, dp=2, ep=2, gbs=4, layers=4)
+    if name == "hybrid":
+        return plan_of("gpt2-tiny", pp=2, dp=2, num_distributed_optimizer_instances=2, layers=4)
+    if name == "ahead":
+        return plan_of("llama-tiny", pp=4, gbs=4, layers=4, mtp=1, layout="Ett|tt|m|L")
+    return plan_of("llama-tiny", pp=4, gbs=4, layers=4)
 
 
 def _save(engine: Engine, name: str, folder: Path, topology: Topology) -> Capture:

@@ -29,6 +29,27 @@ def test_layers_schedule_and_remainders_stay() -> None:
     assert parallel.seq_length == 32
 
 
+def test_expert_parallelism_and_replicas_stay() -> None:
+    experts = "deepseek-v3-proxy-tiny"
+    spread = proxy_plan(plan_of(experts, pp=4, dp=8, ep=8, gbs=32)).parallel
+    assert (spread.world_size, spread.data_parallel_size) == (8, 2)
+    assert spread.expert_model_parallel_size == 2
+    # Sixteen processes are few enough to see experts on two ranks, too many for plain replicas.
+    assert proxy_plan(plan_of(experts, pp=8, dp=2, ep=2, gbs=16)).parallel.world_size == 16
+    assert proxy_plan(plan_of(experts, pp=8, dp=2, gbs=16)).parallel.world_size == 8
+
+    def hybrid(pp: int, dp: int, replicas: int) -> tuple[int, int]:
+        plan = plan_of("llama-tiny", pp=pp, dp=dp, num_distributed_optimizer_instances=replicas)
+        proxy = proxy_plan(plan)
+        instances = proxy.settings.num_distributed_optimizer_instances
+        return proxy.parallel.data_parallel_size, instances
+
+    assert hybrid(2, 8, 4) == (4, 2)  # two replicas of two shards each
+    assert hybrid(2, 4, 4) == (2, 2)  # the plan replicates all of it
+    assert hybrid(4, 4, 2) == (2, 2)
+    assert hybrid(1, 1, 1) == (1, 1)
+
+
 def test_one_sample_stays_one() -> None:
     assert proxy_plan(plan_of("llama-tiny", dp=2)).parallel.micro_batch_size == 1
 

@@ -18,8 +18,10 @@ from torch import nn
 
 from mfsdp_cli.fsdp import parameter_group as groups
 from mfsdp_cli.fsdp.context import Context
+from mfsdp_cli.fsdp.mesh import ShardMesh
 from mfsdp_cli.fsdp.optimizer import ShardedOptimizer
 from mfsdp_cli.fsdp.parameter_group import ParameterGroup, Reduction
+from mfsdp_cli.fsdp.reductions import Reductions
 from mfsdp_cli.fsdp.shared_parameters import SharedParameter
 from mfsdp_cli.runtime import engine_mfsdp, forward
 from mfsdp_cli.runtime.chunks import set_initial_weights
@@ -84,53 +86,65 @@ def _dropped_microbatch() -> Installed:
 
 def _lost_gradient() -> Installed:
     """One unit's first reduction of the step adds nothing."""
-    reduce = Context._reduce
+    start = Reductions.start
 
-    def skip(context: Context, unit: Any) -> None:
-        if unit.name == "decoder.layers.1" and not getattr(context, "lost", False):
-            context.lost = True  # type: ignore[attr-defined]
+    def skip(reductions: Reductions, unit: Any, **how: Any) -> None:
+        if unit.name == "decoder.layers.1" and not getattr(reductions, "lost", False):
+            reductions.lost = True  # type: ignore[attr-defined]
             for group in unit.groups:
                 group.unsharded_grad.zero_()
-        reduce(context, unit)
+        start(reductions, unit, **how)
 
-    return patch.object(Context, "_reduce", skip)
+    return patch.object(Reductions, "start", skip)
 
 
-def _added_up(add: Callable[[Reduction, torch.Tensor], None]) -> Installed:
+def _added_up(add: Callable[[ParameterGroup, torch.Tensor, torch.Tensor], None]) -> Installed:
     """Every reduction ends in another way of adding its shard to the main gradient."""
 
-    def finish(reduction: Reduction) -> None:
-        if reduction._work is not None:
-            reduction._work.wait()
-        main_grad = reduction.group.main_grad
-        assert main_grad is not None
-        add(reduction, main_grad)
+    def accumulate(group: ParameterGroup, shard: torch.Tensor) -> None:
+        assert group.main_grad is not None
+        add(group, group.main_grad, shard)
 
-    return patch.object(Reduction, "finish", finish)
+    return patch.object(ParameterGroup, "accumulate", accumulate)
 
 
-def _overwritten(reduction: Reduction, main_grad: torch.Tensor) -> None:
-    main_grad.copy_(reduction._shard / reduction.group.mesh.size)
+def _overwritten(group: ParameterGroup, main_grad: torch.Tensor, shard: torch.Tensor) -> None:
+    main_grad.copy_(shard / group.mesh.divisor)
 
 
-def _summed_over_ranks(reduction: Reduction, main_grad: torch.Tensor) -> None:
-    main_grad.add_(reduction._shard)
+def _summed_over_ranks(group: ParameterGroup, main_grad: torch.Tensor, shard: torch.Tensor) -> None:
+    main_grad.add_(shard)
 
 
-def _divided_twice(reduction: Reduction, main_grad: torch.Tensor) -> None:
-    main_grad.add_(reduction._shard, alpha=1.0 / reduction.group.mesh.size**2)
+def _divided_twice(group: ParameterGroup, main_grad: torch.Tensor, shard: torch.Tensor) -> None:
+    main_grad.add_(shard, alpha=1.0 / group.mesh.divisor**2)
 
 
-def _rounded(reduction: Reduction, main_grad: torch.Tensor) -> None:
-    main_grad.add_(reduction._shard, alpha=1.0 / reduction.group.mesh.size)
+def _rounded(group: ParameterGroup, main_grad: torch.Tensor, shard: torch.Tensor) -> None:
+    main_grad.add_(shard, alpha=1.0 / group.mesh.divisor)
     main_grad.copy_(main_grad.bfloat16())
 
 
-def _doubled_alone(reduction: Reduction, main_grad: torch.Tensor) -> None:
+def _doubled_alone(group: ParameterGroup, main_grad: torch.Tensor, shard: torch.Tensor) -> None:
     """A group of one: the shard is the unsharded gradient, and counts as both."""
-    main_grad.add_(reduction._shard, alpha=1.0 / reduction.group.mesh.size)
-    if reduction.group.mesh.size == 1:
-        main_grad.add_(reduction._unsharded)
+    main_grad.add_(shard, alpha=1.0 / group.mesh.divisor)
+    if group.mesh.size == 1:
+        main_grad.add_(shard)
+
+
+def _replicas_added_up_always() -> Installed:
+    """Hybrid sharding: the outer sum after every microbatch takes in what was summed before."""
+    start = Reductions.start
+
+    def always(reductions: Reductions, unit: Any, **_: Any) -> None:
+        start(reductions, unit, is_last=True)
+
+    return patch.object(Reductions, "start", always)
+
+
+def _undivided_experts() -> Installed:
+    """Expert gradients are divided by the ranks that hold the expert alone."""
+    return patch.object(ShardMesh, "divisor", property(lambda mesh: mesh.size * mesh.replicas))
 
 
 # -- the tied embedding ----------------------------------------------------------------------------
@@ -176,10 +190,10 @@ def _embedding_not_reduced() -> Installed:
         assert isinstance(work, dist.Work)
         return work
 
-    def early(group: ParameterGroup) -> Reduction:
+    def early(group: ParameterGroup, **how: Any) -> Reduction:
         shared = any("word_embeddings" in n or "output_layer" in n for n in group.names)
         with patch.object(groups, "reduce_scatter_sum", own_part) if shared else nullcontext():
-            return start(group)
+            return start(group, **how)
 
     return patch.object(ParameterGroup, "start_reduce", early)
 
@@ -484,6 +498,49 @@ EXPERTS = {
     ),
     "router counts are one rank's": Fault(
         _router_counts_of_one_rank, "1 copies", "not summed over the data-parallel ranks"
+    ),
+}
+
+#: Experts spread over two data-parallel ranks.
+SPREAD_EXPERTS = {
+    "none": NONE,
+    "expert gradients are not divided": Fault(
+        _undivided_experts,
+        "1 gradient",
+        "expert gradients are not divided by the data-parallel size",
+    ),
+}
+
+#: Hybrid sharding: two replicas of every shard.
+HYBRID = {
+    "none": NONE,
+    "the norm counts replicas": Fault(
+        lambda: patch.object(ShardMesh, "replica", property(lambda _: 0)),
+        "1 norm",
+        "(ratio 1.4142): every data-parallel rank's replica is counted",
+    ),
+    "replicas are not added up": Fault(
+        lambda: patch.object(Reduction, "replicated_bytes", property(lambda _: 0)),
+        "1 gradient",
+        "only the microbatches of one data-parallel rank count",
+    ),
+    "replicas are added up every microbatch": Fault(
+        _replicas_added_up_always, "1 gradient", "times instead of once each"
+    ),
+}
+
+#: A multi-token-prediction layer on a stage of its own.
+AHEAD = {
+    "none": NONE,
+    "the loss of MTP is not scaled": Fault(
+        _auxiliary_scale_of_one,
+        "1 gradient",
+        "the multi-token-prediction loss is not scaled by 1/microbatches",
+    ),
+    "the copy of MTP is outside the shared group": Fault(
+        lambda: patch.object(engine_mfsdp, "_shared_parameters", lambda *_: []),
+        "1 gradient",
+        "the copies of embedding.word_embeddings.weight are not summed",
     ),
 }
 

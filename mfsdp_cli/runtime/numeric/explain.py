@@ -205,17 +205,19 @@ def _counted(counts: tuple[float, ...], setup: Setup) -> str:
             "only the microbatches of one data-parallel rank count: a shard was used before the "
             "mean over data-parallel ranks"
         )
+    once = sum(abs(count - 1) < 0.01 for count in counts)
+    whole = once + len(missing) + len(twice) == len(counts)
     said = []
-    if missing:
+    if missing and whole:
         said.append(f"{_places(missing, setup)} does not count")
-    if twice:
+    if twice and whole:
         said.append(f"{_places(twice, setup)} counts twice")
     if said:
         return "of the microbatches, " + ", ".join(said)
     weights = ", ".join(f"{count:.3g}" for count in counts[:8])
     return (
         f"microbatches count {weights}{', …' * (len(counts) > 8)} times instead of once each: "
-        "weighted by microbatch instead of by token, or the other way round"
+        "weighted by microbatch instead of by token, or added up again with what came before"
     )
 
 

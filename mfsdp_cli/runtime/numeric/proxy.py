@@ -1,9 +1,10 @@
 """A small model of the same structure as a plan's, with the same stages and schedule.
 
 What makes layouts go wrong stays: which layers are where, which are mixtures of experts, the tie,
-norms, biases, latent attention, the order of the schedule, several data-parallel ranks. What only
-makes it slow goes: widths, vocabulary, sequence, most experts, most data-parallel ranks, samples of
-a microbatch and rounds of microbatches beyond the second.
+norms, biases, latent attention, the order of the schedule, several data-parallel ranks, experts
+spread over them, replicas of shards. What only makes it slow goes: widths, vocabulary, sequence,
+most experts, most data-parallel ranks, samples of a microbatch and rounds of microbatches beyond
+the second.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def proxy_plan(plan: Plan) -> Plan:
             where="--numeric",
             hint=f"validate a plan of the same kind with --pp {MAX_RANKS} or less",
         )
-    dp = 1 if pp * 2 > _FEW_RANKS else min(2, parallel.data_parallel_size)
+    dp, ep, replicas = _data_parallel(plan)
     microbatches = _few_microbatches(
         parallel.num_microbatches, parallel.microbatch_group_size_per_virtual_pipeline_stage, pp
     )
@@ -118,13 +119,34 @@ def proxy_plan(plan: Plan) -> Plan:
         parallel,
         world_size=pp * dp,
         data_parallel_size=dp,
-        expert_model_parallel_size=1,
+        expert_model_parallel_size=ep,
         micro_batch_size=samples,
         num_microbatches=microbatches,
         global_batch_size=samples * microbatches * dp,
         seq_length=min(parallel.seq_length, SEQUENCE),
     )
-    return with_microbatches(replace(plan, model=proxy_model(plan.model), parallel=sizes))
+    settings = replace(plan.settings, num_distributed_optimizer_instances=replicas)
+    return with_microbatches(
+        replace(plan, model=proxy_model(plan.model), parallel=sizes, settings=settings)
+    )
+
+
+def _data_parallel(plan: Plan) -> tuple[int, int, int]:
+    """Data-parallel ranks, expert-parallel size and replicas (hybrid sharding) of the proxy.
+
+    Two of each where the plan has several: two ranks show what one cannot. Hybrid sharding takes
+    four ranks where they fit, so that each replica is sharded too. Ranks that hold other experts or
+    replicas are worth more processes than plain ones.
+    """
+    parallel = plan.parallel
+    pp, given = parallel.pipeline_model_parallel_size, parallel.data_parallel_size
+    ep = min(2, parallel.expert_model_parallel_size)
+    replicas = min(2, plan.settings.num_distributed_optimizer_instances)
+    if pp * 2 > (MAX_RANKS if ep * replicas > 1 else _FEW_RANKS) or given == 1:
+        return 1, 1, 1
+    if replicas > 1 and given > plan.settings.num_distributed_optimizer_instances:
+        return (4 if pp * 4 <= _FEW_RANKS else 2), 1, replicas
+    return 2, ep, replicas
 
 
 def full_plan(plan: Plan) -> Plan:
