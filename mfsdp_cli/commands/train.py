@@ -184,11 +184,14 @@ def train(
 
 def _run(request: TrainRequest) -> int:
     from mfsdp_cli.runtime import launch
+    from mfsdp_cli.runtime.backend import rehearsal_note
     from mfsdp_cli.runtime.hosts import joined
 
     mine = joined(os.environ)
     ready = request.prepare()
     output.findings(ready.warnings)
+    if note := rehearsal_note(ready.job.backend, ready.job.ranks_per_device):
+        output.log(note)
     if mine is not None:
         status = launch.join(ready.create(mine))
         if mine.rank == 0:

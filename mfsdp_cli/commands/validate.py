@@ -56,6 +56,12 @@ def validate(
     backend: Annotated[
         str, typer.Option("--backend", help="Of --numeric: auto, gloo or nccl.")
     ] = "gloo",
+    ranks_per_device: Annotated[
+        int,
+        typer.Option(
+            "--ranks-per-device", min=1, help="Of --numeric: ranks on one GPU; a rehearsal."
+        ),
+    ] = 1,
     tolerance: Annotated[
         float | None,
         typer.Option("--tolerance", help="Of --numeric: largest relative difference."),
@@ -72,7 +78,7 @@ def validate(
         else:
             report = _of_subject(subject, flags, target)
         if numeric:
-            _add_numeric(report, subject, steps, _backend(backend), tolerance, full)
+            _add_numeric(report, steps, (_backend(backend), ranks_per_device), tolerance, full)
     except PlanningFaults as faults:
         output.findings(faults.findings)
         raise typer.Exit(faults.exit_code) from faults
@@ -128,13 +134,16 @@ def _of_run(folder: Path) -> Report:
 
 def _add_numeric(
     report: Report,
-    subject: str | None,
     steps: int,
-    backend: str,
+    where: tuple[str, int],
     tolerance: float | None,
     full: bool,
 ) -> None:
-    """Run the numeric comparison where the plan has no error; it would stop at the same one."""
+    """Run the numeric comparison where the plan has no error; it would stop at the same one.
+
+    Args:
+        where: the backend, and how many ranks share a GPU.
+    """
     if report.plan is None or not report.ok:
         if report.ok:
             raise MfsdpError("MF901", "--numeric needs a plan or a model", where="--numeric")
@@ -149,7 +158,8 @@ def _add_numeric(
             report.plan,
             file,
             steps=steps,
-            backend=backend,
+            backend=where[0],
+            ranks_per_device=where[1],
             tolerance=tolerance,
             full=full,
             say=output.log,

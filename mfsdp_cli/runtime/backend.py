@@ -29,6 +29,16 @@ def choose_backend(asked: str, ranks: int, ranks_per_device: int = 1) -> str:
     return "nccl"
 
 
+def rehearsal_note(backend: str, ranks_per_device: int) -> str:
+    """What to say where several ranks share a GPU; empty where none do."""
+    if backend != "nccl" or ranks_per_device == 1:
+        return ""
+    return (
+        f"{ranks_per_device} ranks share one GPU and talk through sockets: this rehearses "
+        "correctness, its speed says nothing"
+    )
+
+
 def count_gpus() -> int:
     """CUDA devices that this process sees."""
     import torch

@@ -32,7 +32,14 @@ class Batch:
     position_ids: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.tokens.to(device), self.labels.to(device), self.position_ids.to(device))
+        """The batch on a device; a GPU copies it while the host goes on."""
+        return Batch(*(_on(t, device) for t in (self.tokens, self.labels, self.position_ids)))
+
+
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        tensor = tensor.contiguous().pin_memory()  # else the host waits for the copy
+    return tensor.to(device, non_blocking=True)
 
 
 class Data:

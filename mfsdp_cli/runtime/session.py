@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,7 @@ def _load_plan(job: Job) -> Plan:
 
 
 def _connect(job: Job, plan: Plan) -> Topology:
-    device = topology_.local_rank() // job.ranks_per_device
-    if job.backend == "nccl" and job.ranks_per_device > 1:
-        topology_.share_device(int(os.environ["RANK"]))
+    device = topology_.use_device(job.backend, job.ranks_per_device)
     return topology_.connect_plan(plan, engine=job.engine, backend=job.backend, local_device=device)
 
 

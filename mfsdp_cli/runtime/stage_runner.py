@@ -96,6 +96,6 @@ class StageRunner:
         """
         state = self._in_flight.pop(microbatch)
         if gradient is None:
-            gradient = torch.tensor(self._loss_scale, device=self.losses[0].device)
+            gradient = torch.full((), self._loss_scale, device=self.losses[0].device)
         torch.autograd.backward(state.edge, gradient)
         return None if state.received is None else state.received.grad

@@ -292,6 +292,13 @@ def share_device(rank: int) -> None:
     os.environ.setdefault("NCCL_IB_DISABLE", "1")
 
 
+def use_device(backend: str, ranks_per_device: int) -> int:
+    """The number of this rank's GPU on its host; sets NCCL up where several ranks share one."""
+    if backend == "nccl" and ranks_per_device > 1:
+        share_device(int(os.environ["RANK"]))
+    return local_rank() // ranks_per_device
+
+
 def local_rank() -> int:
     """This process's number on its host, by its environment; 0 where it says nothing."""
     return int(os.environ.get("LOCAL_RANK", "0"))

@@ -100,12 +100,13 @@ def _compared(
         topology = reconnect(plan, engine)
         mine = train(engine_of(engine, plan, topology, TrainSettings(**settings)), steps)
         reference = Trained(**torch.load(Path(folder, f"{name}.pt"), weights_only=True))
-        found[name] = _difference(mine, reference)
+        found[name] = difference(mine, reference)
         dist.barrier()
     return found
 
 
-def _difference(mine: Trained, reference: Trained) -> Difference:
+def difference(mine: Trained, reference: Trained) -> Difference:
+    """How far one rank of a training is from its reference."""
     losses = [_relative(a, b) for (a, _), (b, _) in zip(mine.steps, reference.steps, strict=True)]
     norms = [_relative(a, b) for (_, a), (_, b) in zip(mine.steps, reference.steps, strict=True)]
     gradients, where = largest_difference(mine.gradients, reference.gradients)

@@ -60,7 +60,7 @@ def run(capture: Capture) -> None:
         plan,
         engine=capture.engine,
         backend=capture.backend,
-        local_device=topology_.local_rank(),
+        local_device=topology_.use_device(capture.backend, capture.ranks_per_device),
     )
     text = load_corpus(())
     # Real text: on tokens drawn at random gradients shrink to noise within a few steps, and their

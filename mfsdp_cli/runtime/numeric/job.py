@@ -20,6 +20,7 @@ class Capture:
     Args:
         folder: where the files go; ``plan.json`` is in it.
         full: use the plan's model and sizes instead of the proxy.
+        ranks_per_device: ranks that share one GPU.
     """
 
     folder: str
@@ -28,6 +29,7 @@ class Capture:
     backend: str
     full: bool
     seed: int = 1234
+    ranks_per_device: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
-from mfsdp_cli.runtime.backend import choose_backend
+from mfsdp_cli.runtime.backend import choose_backend, rehearsal_note
 from mfsdp_cli.runtime.hosts import Hosts
 from mfsdp_cli.runtime.launch import COMPLETED, INTERRUPTED, run_workers
 from mfsdp_cli.runtime.limits import refuse_unbuildable
@@ -51,6 +51,7 @@ def run_numeric(
     tolerance: float | None = None,
     full: bool = False,
     engine: str = "mfsdp",
+    ranks_per_device: int = 1,
     say: Callable[[str], None] = lambda _text: None,
 ) -> NumericResult:
     """Train a few steps of the layout and of the one-rank reference, and compare them.
@@ -60,6 +61,7 @@ def run_numeric(
         backend: ``gloo``, ``nccl`` or ``auto``.
         tolerance: largest relative difference; None: :class:`.compare.Tolerances`' own.
         full: the plan's own model and sizes; default: a proxy of the same structure.
+        ranks_per_device: ranks that share one GPU (NCCL).
         say: told what goes on.
 
     Raises:
@@ -73,14 +75,19 @@ def run_numeric(
         )
     used = full_plan(plan) if full else proxy_plan(plan)
     refuse_unbuildable(used.model)
-    backend = choose_backend(backend, used.parallel.world_size)
+    backend = choose_backend(backend, used.parallel.world_size, ranks_per_device)
+    if note := rehearsal_note(backend, ranks_per_device):
+        say(note)
     with tempfile.TemporaryDirectory(prefix="mfsdp-numeric-") as folder:
         shutil.copyfile(plan_file, Path(folder, "plan.json"))
         ranks = {"single": 1, engine: used.parallel.world_size}
         captured = {}
         for name, count in ranks.items():
             say(f"{name}: {steps} steps on {count} rank{'s' * (count > 1)} ({used.model.name})")
-            captured[name] = capture_steps(Capture(folder, name, steps, backend, full), count)
+            captured[name] = capture_steps(
+                Capture(folder, name, steps, backend, full, ranks_per_device=ranks_per_device),
+                count,
+            )
         floors = load_floors(Capture(folder, "single", steps, backend, full))
     result = judge(used, captured[engine], captured["single"], tolerance, *floors)
     _say_unjudged(result, say)
