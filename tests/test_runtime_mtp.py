@@ -72,6 +72,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "handed on": {"pp": 4, "layout": "Et|t|t|t||{m}||L"},
     "experts apart": {"pp": 2, "vpp": 2, "dp": 2, "ep": 2},
     "experts and data": {"dp": 4, "ep": 2},
+    "replicated": {"pp": 2, "dp": 2, "num_distributed_optimizer_instances": 2},
     "unit by unit": {
         **{"pp": 2, "vpp": 2, "dp": 2},
         **{"resident_chunks": 0, "gradient_reduction": "last"},
