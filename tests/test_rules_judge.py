@@ -56,7 +56,6 @@ BREAKS: list[tuple[str, str, dict[str, Any]]] = [
     ("MF230", "error", {"disable_bucketing": True}),
     ("MF231", "note", {"deallocate_pipeline_outputs": True}),
     ("MF232", "error", {"data_parallel_sharding_strategy": "optim_grads"}),
-    ("MF234", "warning", {"recompute_granularity": "selective"}),
     ("MF241", "error", {**INTERLEAVED, "no_overlap_p2p_communication": True}),
     ("MF242", "error", {**INTERLEAVED, "batch_p2p_communication": True}),
     ("MF242", "error", {**INTERLEAVED, "overlap_p2p_communication": True}

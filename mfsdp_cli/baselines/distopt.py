@@ -47,6 +47,7 @@ class DistOptEngine:
             device=topology.device,
             ep=topology.ep,
             ep_rank=topology.ep_rank,
+            recompute=plan.settings.recompute_granularity,
         )
         config: Any = self._chunks[0].module.config
         self._kept: dict[str, torch.Tensor] = {}

@@ -117,16 +117,6 @@ def _sharding_strategy(subject: Subject) -> str | None:
     return f"M-FSDP v2 shards parameters, gradients and optimizer state: {strategy}"
 
 
-def _recomputation(subject: Subject) -> str | None:
-    granularity = subject.settings.recompute_granularity
-    if granularity == "none":
-        return None
-    return (
-        f"mfsdp train does not recompute activations: planned with granularity {granularity}, it "
-        "keeps them all and needs more memory than the plan says"
-    )
-
-
 TRAINING_RULES = (
     Rule(
         "MF220",
@@ -247,16 +237,5 @@ TRAINING_RULES = (
         where="--data-parallel-sharding-strategy",
         hint=f"--data-parallel-sharding-strategy {_FULL_SHARDING}",
         source=_ADAPTER,
-    ),
-    Rule(
-        "MF234",
-        "recomputation in mfsdp train",
-        Binds.MFSDP,
-        _recomputation,
-        where="--recompute-granularity",
-        hint="--recompute-granularity none for a plan that is trained here",
-        source="mfsdp_cli.runtime",
-        severity=Severity.WARNING,
-        elsewhere=None,
     ),
 )

@@ -54,6 +54,7 @@ def build_chunks(
     device: torch.device | str = "cpu",
     ep: int = 1,
     ep_rank: int = 0,
+    recompute: str = "none",
 ) -> list[Chunk]:
     """The chunks of this pipeline rank, by vp_stage, with initial weights.
 
@@ -64,11 +65,12 @@ def build_chunks(
         seed: what the weights depend on, with their names.
         dtype: dtype of the parameters.
         ep, ep_rank: expert-parallel size, and which of the parts this rank holds.
+        recompute: granularity of activation recomputation: none, selective or full.
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
     """
-    config = transformer_config.make(spec, layout, dtype=dtype, ep=ep)
+    config = transformer_config.make(spec, layout, dtype=dtype, ep=ep, recompute=recompute)
     first_expert = 0 if spec.moe is None else ep_rank * (spec.moe.num_moe_experts // ep)
     chunks = [
         Chunk(spec, stage, _build_module(spec, stage, layout.vpp, config).to(device), first_expert)

@@ -77,6 +77,7 @@ class MfsdpEngine:
             device=topology.device,
             ep=topology.ep,
             ep_rank=topology.ep_rank,
+            recompute=plan.settings.recompute_granularity,
         )
         _make_main_weights(self.chunks, settings.seed)
         self.context = _shard(self.chunks, plan, topology, self._dtype)

@@ -10,6 +10,10 @@ answer differently. ``torch`` itself, and so every other user of it, stays as it
 methods that live on the tensor class, ``Tensor.cuda`` (the identity) and ``Tensor.type`` (called
 without an argument, it says ``torch.cuda.FloatTensor`` for ``torch.FloatTensor``).
 
+Recomputation keeps and restores the state of CUDA's random numbers, by two functions of
+Megatron's own; here they keep an empty state and restore nothing. The CPU's own state Megatron
+keeps beside it.
+
 ``torch.compile`` is left out of Megatron on the CPU: its fusers would call a C++ compiler for
 every small function, once a process.
 """
@@ -90,6 +94,7 @@ def _prepare_for_cpu() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
             setattr(module, "torch", answer)  # noqa: B010 (the type checker knows no such name)
+    _leave_out_cuda_randomness()
     _answer_on_tensors()
 
 
@@ -144,6 +149,21 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         return factory(*args, **kwargs)
 
     return call
+
+
+def _leave_out_cuda_randomness() -> None:
+    random = importlib.import_module("megatron.core.tensor_parallel.random")
+
+    def get_state(*_: Any, **__: Any) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_state(*_: Any, **__: Any) -> None:
+        # torch would queue the call until CUDA is initialized: one more every time, for good.
+        return None
+
+    for name, answer in (("_get_cuda_rng_state", get_state), ("_set_cuda_rng_state", set_state)):
+        assert hasattr(random, name), f"Megatron-Core has no {name} any more"
+        setattr(random, name, answer)
 
 
 def _answer_on_tensors() -> None:

@@ -33,9 +33,25 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "squared_relu": _squared_relu,
 }
 
+#: By granularity, Megatron's settings for what the cost model counts.
+_RECOMPUTATION: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+
 
 def make(
-    spec: ModelSpec, layout: Layout, *, dtype: torch.dtype = torch.float32, ep: int = 1
+    spec: ModelSpec,
+    layout: Layout,
+    *,
+    dtype: torch.dtype = torch.float32,
+    ep: int = 1,
+    recompute: str = "none",
 ) -> Any:
     """The configuration of every chunk of the layout (all share it).
 
@@ -44,6 +60,8 @@ def make(
     Args:
         dtype: dtype of parameters and of what goes between stages.
         ep: expert-parallel size.
+        recompute: what backward computes again instead of keeping: ``none``, ``selective`` (core
+            attention) or ``full`` (every layer, from what it took).
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
@@ -85,6 +103,7 @@ def make(
         mtp_num_layers=spec.mtp_num_layers or None,
         **_pipeline(layout, dtype),
         **_experts(spec.moe, ep),
+        **_RECOMPUTATION[recompute],
     )
     try:
         with warnings.catch_warnings():
