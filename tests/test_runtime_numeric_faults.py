@@ -1,7 +1,8 @@
 """Numeric validation on real runs: the sound engine passes, every fault put into it is named.
 
 The faults are in ``tests/helpers/faults.py``; those of one plan run one after the other in the
-same ranks.
+same ranks. Among them are cases T03 (the norm counts a copy), T04 (the norm counts replicas), T06
+(only the last microbatch survives) and T12 (initial weights depend on the layout).
 """
 
 from __future__ import annotations
@@ -96,3 +97,14 @@ def test_a_fault_is_named_and_explained(name: str, fault: str, captured: Path) -
     assert (found, len(result.findings)) == (expected.found, int(first is not None))
     if first:
         assert expected.said in (result.findings[0].hint or "")
+
+
+def _run_early(rank: int, world: int) -> None:
+    plan = plan_of("gpt2-tiny", pp=2, vpp=2, layers=4, gradient_reduction="last")
+    with faults.early_last_microbatch():
+        engine_of("mfsdp", plan, reconnect(plan), SETTINGS).train_step(1)
+
+
+def test_a_last_microbatch_that_comes_early_on_one_chunk_ends_the_run() -> None:
+    with pytest.raises(AssertionError, match="to find nothing left to reduce"):
+        run_ranks(2, _run_early)

@@ -340,6 +340,18 @@ def _one_communicator() -> Installed:
     return patch.object(MfsdpEngine, "_make_executor", shared)
 
 
+def early_last_microbatch() -> Installed:
+    """On a rank's first chunk the microbatch before the last counts as the last."""
+    backward = Executor._backward
+
+    def early(executor: Executor, action: Action) -> None:
+        if action.stage in (0, 1) and action.microbatch == 0:
+            executor._backwards_left[action.stage] -= 1
+        backward(executor, action)
+
+    return patch.object(Executor, "_backward", early)
+
+
 def _gradients_first(actions: Sequence[Action]) -> list[Action]:
     """Where a forward and a backward follow one another, send what both made in one batch."""
     reordered = list(actions)
