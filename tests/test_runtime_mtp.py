@@ -73,6 +73,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "experts apart": {"pp": 2, "vpp": 2, "dp": 2, "ep": 2},
     "experts and data": {"dp": 4, "ep": 2},
     "replicated": {"pp": 2, "dp": 2, "num_distributed_optimizer_instances": 2},
+    "recomputed": {"pp": 4, "layout": "Ett|tt|{m}|L", "recompute_granularity": "full"},
     "unit by unit": {
         **{"pp": 2, "vpp": 2, "dp": 2},
         **{"resident_chunks": 0, "gradient_reduction": "last"},
