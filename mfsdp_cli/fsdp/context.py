@@ -77,7 +77,7 @@ class Context:
         self._in_microbatch = False
         self._backward_chunks: list[Chunk] = []
         self._reductions = Reductions(self._record)
-        self._prefetched: Unit | None = None
+        self._prefetched: weakref.ref[Unit] | None = None
         self._kept: frozenset[int] = frozenset()
         self._prefetch_first = True
 
@@ -178,11 +178,12 @@ class Context:
         unit = self._units[use.unit]()
         if unit is not None and not unit.gathered:
             self.start_gather(unit)
-            self._prefetched = unit
+            self._prefetched = weakref.ref(unit)  # a deleted model goes at once
 
     def _release_stale(self, used: Unit) -> None:
         """Free what was prefetched for this use if another unit is used instead."""
-        stale, self._prefetched = self._prefetched, None
+        stale = None if self._prefetched is None else self._prefetched()
+        self._prefetched = None
         if stale is not None and stale is not used and stale.phase is Phase.RESTING:
             self.reshard(stale)
 
