@@ -31,7 +31,7 @@ from mfsdp_cli.fsdp.module import context_of, fully_shard, megatron_optimizer_cl
 from mfsdp_cli.fsdp.optimizer import AdamSettings, ShardedOptimizer, persistent_bytes
 from mfsdp_cli.fsdp.order import Orientation, Use
 from mfsdp_cli.fsdp.shared_parameters import LocalMember, SharedParameter
-from mfsdp_cli.fsdp.state import full_gradients, full_weights
+from mfsdp_cli.fsdp.state import Shard, full_gradients, full_weights, sharded_state_dict
 
 __all__ = [
     "AdamSettings",
@@ -41,6 +41,7 @@ __all__ = [
     "GradientReduction",
     "LocalMember",
     "Orientation",
+    "Shard",
     "ShardMesh",
     "ShardedOptimizer",
     "SharedParameter",
@@ -53,5 +54,6 @@ __all__ = [
     "megatron_optimizer_class",
     "microbatch",
     "persistent_bytes",
+    "sharded_state_dict",
     "unit_of",
 ]

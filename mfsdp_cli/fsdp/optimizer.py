@@ -60,6 +60,7 @@ class ShardedOptimizer:
         self.norm_group = norm_group
         self._groups = [group for group in self.context.groups if group.requires_grad]
         self._slices: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._slice_of: dict[tuple[int, str], torch.Tensor] = {}
         self._counted = self._counted_gradients()
         self._adam = torch.optim.AdamW(
             self._parameter_groups(settings),
@@ -83,6 +84,7 @@ class ShardedOptimizer:
                 assert group.main_grad is not None
                 weight = owned.within(group.main_weight)
                 self._slices.append((weight, owned.within(group.main_grad)))
+                self._slice_of[id(group), optimizer_class] = weight
                 weights.append(weight)
         return weights
 
@@ -169,6 +171,21 @@ class ShardedOptimizer:
         self._adam.step()
         for weight, _ in self._slices:
             weight.grad = None  # where it was widened, the copy goes with the step
+
+    def state_of(self, group: ParameterGroup, optimizer_class: str) -> dict[str, torch.Tensor]:
+        """Adam's ``step``, ``exp_avg`` and ``exp_avg_sq`` of a slice; writing changes them.
+
+        Before the first step they are made as zeros. Empty where this rank owns no element.
+        """
+        weight = self._slice_of.get((id(group), optimizer_class))
+        if weight is None:
+            return {}
+        state: dict[str, torch.Tensor] = self._adam.state[weight]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        return state
 
     @property
     def state_bytes(self) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from mfsdp_cli.fsdp.collectives import all_gather
+from mfsdp_cli.fsdp.flat_buffer import Range
+from mfsdp_cli.fsdp.optimizer import ShardedOptimizer
 from mfsdp_cli.fsdp.parameter_group import ParameterGroup
 from mfsdp_cli.fsdp.unit import Unit
 
@@ -31,3 +34,50 @@ def _whole(group: ParameterGroup, shard: torch.Tensor) -> Iterator[tuple[str, to
         all_gather(whole, shard, group.mesh.gather).wait()
     for name, view in zip(group.names, group.layout.views(whole), strict=True):
         yield name, view.clone()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's elements of one parameter, with their Adam state.
+
+    Args:
+        shape: of the whole parameter.
+        range: the elements, counted in the flattened parameter.
+        tensors: ``weight`` and, where it is trained, ``exp_avg``, ``exp_avg_sq`` (views of
+            ``range.numel`` elements) and ``step`` (one element).
+    """
+
+    shape: torch.Size
+    range: Range
+    tensors: dict[str, torch.Tensor]
+
+
+def sharded_state_dict(optimizer: ShardedOptimizer) -> dict[str, Shard]:
+    """What this rank owns of weights and optimizer state; nothing is communicated or copied.
+
+    Names are those of ``nn.ModuleList(chunks)``. Parameters of which the rank owns no element
+    are left out. To load, copy into the tensors on every rank and call
+    ``context.refresh_weights()``.
+    """
+    names: dict[int, str] = {}
+    for index, chunk in enumerate(optimizer.context.chunks):
+        root = chunk.units[0].module()
+        assert root is not None
+        names |= {id(p): f"{index}.{name}" for name, p in root.named_parameters()}
+    return {
+        names[id(parameter)]: _shard(optimizer, group, index)
+        for group in optimizer.context.groups
+        for index, parameter in enumerate(group.parameters)
+        if group.layout.owned(index).numel
+    }
+
+
+def _shard(optimizer: ShardedOptimizer, group: ParameterGroup, index: int) -> Shard:
+    in_shard = group.layout.owned_in_shard(index)
+    tensors = {"weight": in_shard.within(group.main_weight)}
+    if group.requires_grad:
+        kind = group.optimizer_classes[index]
+        in_slice = in_shard.shift(-group.class_range(kind).start)
+        for name, value in optimizer.state_of(group, kind).items():
+            tensors[name] = in_slice.within(value) if value.ndim else value
+    return Shard(group.layout.shapes[index], group.layout.owned(index), tensors)
