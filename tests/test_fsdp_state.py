@@ -10,6 +10,7 @@ from mfsdp_cli.fsdp import (
     AdamSettings,
     ShardedOptimizer,
     ShardMesh,
+    full_state_dict,
     fully_shard,
     fully_shard_context,
     microbatch,
@@ -76,3 +77,22 @@ def test_another_model_goes_on_from_the_sharded_state() -> None:
             nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 5)) for _ in range(2)
         ).named_parameters()
     }
+
+
+def _whole(rank: int, world: int) -> dict[str, dict[str, list[float]]]:
+    chunks, optimizer = _make(ShardMesh(dist.new_group(), dist.new_group()), 0)
+    _train(chunks, optimizer, range(3))
+    full = full_state_dict(optimizer)
+    for name, shard in sharded_state_dict(optimizer).items():
+        for kind in ("weight", "exp_avg", "exp_avg_sq"):
+            whole = full[name][kind]
+            assert whole.shape == shard.shape
+            assert torch.equal(shard.range.within(whole.flatten()), shard.tensors[kind])
+            assert whole.abs().sum() > 0
+    return {name: {k: v.flatten().tolist() for k, v in s.items()} for name, s in full.items()}
+
+
+def test_the_full_state_is_the_shards_put_together_the_same_on_every_rank() -> None:
+    first, *others = run_ranks(3, _whole)
+    assert others == [first, first]
+    assert len(first) == 8

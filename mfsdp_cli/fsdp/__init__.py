@@ -31,7 +31,13 @@ from mfsdp_cli.fsdp.module import context_of, fully_shard, megatron_optimizer_cl
 from mfsdp_cli.fsdp.optimizer import AdamSettings, ShardedOptimizer, persistent_bytes
 from mfsdp_cli.fsdp.order import Orientation, Use
 from mfsdp_cli.fsdp.shared_parameters import LocalMember, SharedParameter
-from mfsdp_cli.fsdp.state import Shard, full_gradients, full_weights, sharded_state_dict
+from mfsdp_cli.fsdp.state import (
+    Shard,
+    full_gradients,
+    full_state_dict,
+    full_weights,
+    sharded_state_dict,
+)
 
 __all__ = [
     "AdamSettings",
@@ -48,6 +54,7 @@ __all__ = [
     "Use",
     "context_of",
     "full_gradients",
+    "full_state_dict",
     "full_weights",
     "fully_shard",
     "fully_shard_context",

@@ -59,11 +59,7 @@ def sharded_state_dict(optimizer: ShardedOptimizer) -> dict[str, Shard]:
     are left out. To load, copy into the tensors on every rank and call
     ``context.refresh_weights()``.
     """
-    names: dict[int, str] = {}
-    for index, chunk in enumerate(optimizer.context.chunks):
-        root = chunk.units[0].module()
-        assert root is not None
-        names |= {id(p): f"{index}.{name}" for name, p in root.named_parameters()}
+    names = _names(optimizer)
     return {
         names[id(parameter)]: _shard(optimizer, group, index)
         for group in optimizer.context.groups
@@ -81,3 +77,44 @@ def _shard(optimizer: ShardedOptimizer, group: ParameterGroup, index: int) -> Sh
         for name, value in optimizer.state_of(group, kind).items():
             tensors[name] = in_slice.within(value) if value.ndim else value
     return Shard(group.layout.shapes[index], group.layout.owned(index), tensors)
+
+
+def full_state_dict(optimizer: ShardedOptimizer) -> dict[str, dict[str, torch.Tensor]]:
+    """Weights and Adam moments of this rank's chunks, whole: name -> kind -> tensor.
+
+    Names and kinds are those of :func:`sharded_state_dict`, ``step`` left out. Every rank that
+    shares a chunk calls it: each group is gathered in turn.
+    """
+    names = _names(optimizer)
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for group in optimizer.context.groups:
+        for kind, flat in _flat_state(optimizer, group).items():
+            for parameter, (_, value) in zip(group.parameters, _whole(group, flat), strict=True):
+                state.setdefault(names[id(parameter)], {})[kind] = value
+    return state
+
+
+def _flat_state(optimizer: ShardedOptimizer, group: ParameterGroup) -> dict[str, torch.Tensor]:
+    """This rank's shard of the weights and of each moment; a rank without elements has zeros."""
+    flat = {"weight": group.main_weight}
+    if not group.requires_grad:
+        return flat
+    for name in ("exp_avg", "exp_avg_sq"):
+        flat[name] = torch.zeros_like(group.main_weight)
+    for optimizer_class in set(group.optimizer_classes):
+        state = optimizer.state_of(group, optimizer_class)
+        if state:
+            owned = group.class_range(optimizer_class)
+            for name in ("exp_avg", "exp_avg_sq"):
+                owned.within(flat[name]).copy_(state[name])
+    return flat
+
+
+def _names(optimizer: ShardedOptimizer) -> dict[int, str]:
+    """The name of each parameter in ``nn.ModuleList(chunks)``, by identity."""
+    names: dict[int, str] = {}
+    for index, chunk in enumerate(optimizer.context.chunks):
+        root = chunk.units[0].module()
+        assert root is not None
+        names |= {id(p): f"{index}.{name}" for name, p in root.named_parameters()}
+    return names
