@@ -31,7 +31,12 @@ class Middle(nn.Module):
         self.received = tensor
 
     def forward(
-        self, tokens: object, positions: object, mask: object, labels: object = None
+        self,
+        tokens: object,
+        positions: object,
+        mask: object,
+        labels: object = None,
+        loss_mask: object = None,
     ) -> torch.Tensor:
         assert tokens is None
         assert self.received is not None
@@ -43,7 +48,12 @@ class Last(Middle):
     """The loss stage: a loss a token."""
 
     def forward(
-        self, tokens: object, positions: object, mask: object, labels: object = None
+        self,
+        tokens: object,
+        positions: object,
+        mask: object,
+        labels: object = None,
+        loss_mask: object = None,
     ) -> torch.Tensor:
         assert labels is not None
         return super().forward(None, None, None).square().sum(-1).transpose(0, 1)
@@ -110,12 +120,12 @@ def test_microbatches_in_flight_keep_apart() -> None:
 
 def test_the_loss_stage_scales_its_gradient_and_reports_the_mean() -> None:
     labels = torch.zeros(1, 5, dtype=torch.int64)
-    batch = Batch(labels, labels, labels)
+    batch = Batch(labels, labels, labels, torch.ones(1, 5))
     received = torch.randn(SHAPE)
     whole, quarter = (runner(Last(False), loss=True, scale=scale) for scale in (1.0, 0.25))
     assert whole.forward(0, received.clone(), batch) is None
     assert quarter.forward(0, received.clone(), batch) is None
-    assert torch.equal(whole.losses[0], quarter.losses[0])  # the report is not scaled
+    assert torch.equal(whole.losses[0].total, quarter.losses[0].total)  # the report is not scaled
     one, other = whole.backward(0, None), quarter.backward(0, None)
     assert one is not None
     assert other is not None

@@ -9,6 +9,7 @@ the initial weights and the batches, so that a comparison compares engines and n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from mfsdp_cli.runtime import forward
 from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_names, router_biases
 from mfsdp_cli.runtime.engine import StepResult
+from mfsdp_cli.runtime.loss import MicrobatchLoss, weighed_sum
 
 if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
@@ -48,6 +50,7 @@ class DistOptEngine:
             ep=topology.ep,
             ep_rank=topology.ep_rank,
             recompute=plan.settings.recompute_granularity,
+            per_token_loss=settings.calculate_per_token_loss,
         )
         config: Any = self._chunks[0].module.config
         self._kept: dict[str, torch.Tensor] = {}
@@ -107,7 +110,8 @@ class DistOptEngine:
         self._schedule(step)
         _, norm, _ = self._optimizer.step()
         forward.clear_statistics()
-        return StepResult(self._mean(sum(losses), 1), float(norm))
+        loss = self._loss_of(losses, per_token=self._settings.calculate_per_token_loss)
+        return StepResult(loss, float(norm))
 
     def _schedule(self, step: int) -> None:
         """Set rates and decay of every group, as Megatron's ``OptimizerParamScheduler`` does.
@@ -122,22 +126,22 @@ class DistOptEngine:
     def evaluate(self) -> float:
         for chunk in self._model:
             chunk.eval()
-        total = 0.0
+        losses: list[MicrobatchLoss] = []
         with torch.no_grad():
             for step in range(1, self._settings.eval_steps + 1):
-                total += sum(self._run(self._evaluation(step), forward_only=True))
+                losses += self._run(self._evaluation(step), forward_only=True)
         for chunk in self._model:
             chunk.train()
-        return self._mean(total, self._settings.eval_steps)
+        return self._loss_of(losses, per_token=True)
 
     def _evaluation(self, step: int) -> Any:
         return lambda index: self._data.evaluation(step, index)
 
-    def _mean(self, total: float, steps: int) -> float:
-        count = self._data.microbatches * steps
-        return forward.mean_over_ranks(total, count, self._topology.device)
+    def _loss_of(self, losses: list[MicrobatchLoss], *, per_token: bool) -> float:
+        device = self._topology.device
+        return forward.loss_over_ranks(weighed_sum(losses, per_token=per_token, device=device))
 
-    def _run(self, batch_of: Any, *, forward_only: bool) -> list[float]:
+    def _run(self, batch_of: Any, *, forward_only: bool) -> list[MicrobatchLoss]:
         """Megatron's schedule over one global batch; the losses that this rank computed."""
         from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
@@ -151,7 +155,7 @@ class DistOptEngine:
             micro_batch_size=parallel.micro_batch_size,
             forward_only=forward_only,
         )
-        return [float(losses["lm loss"]) for losses in reduced]
+        return [losses["lm loss"] for losses in reduced]
 
     def _batches(self, batch_of: Any) -> Iterator[Batch]:
         topology = self._topology
@@ -240,8 +244,10 @@ def _idle_head(chunk: Chunk) -> nn.Parameter | None:
 def _forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[torch.Tensor, Any]:
     """One microbatch in one chunk, in the form that Megatron's schedules call."""
     batch = next(batches)
-    output = model(batch.tokens, batch.position_ids, None, labels=batch.labels)
-    return output, _loss
+    output = model(
+        batch.tokens, batch.position_ids, None, labels=batch.labels, loss_mask=batch.loss_mask
+    )
+    return output, partial(_loss, batch.loss_mask)
 
 
 def _gather(data: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -254,10 +260,14 @@ def _gather(data: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor
     return whole
 
 
-def _loss(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The mean over a microbatch's tokens, and a copy of it.
+def _loss(
+    mask: torch.Tensor, losses: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, MicrobatchLoss]]:
+    """Sum over a microbatch's valid tokens, their number, and a copy of both.
 
-    A copy, because the schedule divides the first by the number of microbatches in place.
+    The schedule divides the first in place: by the tokens and the number of microbatches, or under
+    per-token loss not at all; ``finalize_model_grads`` then divides by the tokens of the batch.
     """
-    loss = losses.float().mean()
-    return loss, {"lm loss": loss.detach().clone()}
+    loss = MicrobatchLoss.of(losses, mask)
+    report = MicrobatchLoss(loss.total.detach().clone(), loss.tokens)
+    return loss.total, loss.tokens.int(), {"lm loss": report}

@@ -18,6 +18,7 @@ from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.runtime import forward
 from mfsdp_cli.runtime.chunks import build_unsplit, router_biases
 from mfsdp_cli.runtime.engine import StepResult
+from mfsdp_cli.runtime.loss import MicrobatchLoss, weighed_mean, weighed_sum
 from mfsdp_cli.runtime.observe import Observer, Records, sketch
 from mfsdp_cli.runtime.weights import initial_weight
 
@@ -57,7 +58,13 @@ class SingleEngine:
         self._data = data
         self._device = topology.device
         dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-        chunk = build_unsplit(plan.model, seed=settings.seed, dtype=dtype, device=self._device)
+        chunk = build_unsplit(
+            plan.model,
+            seed=settings.seed,
+            dtype=dtype,
+            device=self._device,
+            per_token_loss=settings.calculate_per_token_loss,
+        )
         self._model = chunk.module
         self._chunk = chunk
         self._observer = Observer() if settings.observe else None
@@ -107,22 +114,34 @@ class SingleEngine:
         return StepResult(loss, norm)
 
     def _accumulate(self, step: int) -> float:
-        """Forward and backward of every microbatch; returns the mean loss."""
-        microbatches = self._data.microbatches
-        forward.set_auxiliary_loss_scale(1.0 / microbatches, self._device)
-        total = 0.0
+        """Forward and backward of every microbatch; returns the loss of the step."""
+        per_token = self._settings.calculate_per_token_loss
+        divisor = self._valid_tokens(step) if per_token else self._data.microbatches
+        forward.set_auxiliary_loss_scale(1.0 / divisor, self._device)
+        losses = []
         if self._observer is not None:
             self._observer.begin_step()
-        for index in in_order(microbatches, self._order):
+        for index in in_order(self._data.microbatches, self._order):
             batch = self._data.training(step, index).to(self._device)
             with nullcontext() if self._observer is None else self._observer.microbatch(index):
                 loss = forward.batch_loss(self._model, batch)
-            (loss / microbatches).backward()
-            total += float(loss.detach())
+            (loss.objective(per_token) / divisor).backward()
+            losses.append(MicrobatchLoss(loss.total.detach(), loss.tokens))
             self._add_up()
             if self._observer is not None:
                 self._note_sums()
-        return total / microbatches
+        return self._loss_of(losses, per_token=per_token)
+
+    def _valid_tokens(self, step: int) -> int:
+        """The valid tokens of a step's global batch, at least 1.
+
+        Counted beforehand: engines that divide at the end of the step are held against this.
+        """
+        batches = (self._data.training(step, index) for index in range(self._data.microbatches))
+        return max(1, sum(int(batch.loss_mask.sum()) for batch in batches))
+
+    def _loss_of(self, losses: list[MicrobatchLoss], *, per_token: bool) -> float:
+        return float(weighed_mean(weighed_sum(losses, per_token=per_token, device=self._device)))
 
     def _note_sums(self) -> None:
         """Sketch the sums of gradients up to this microbatch."""
@@ -168,14 +187,13 @@ class SingleEngine:
     @torch.no_grad()
     def evaluate(self) -> float:
         self._model.eval()
-        total = 0.0
-        microbatches = self._data.microbatches
+        losses = []
         for step in range(1, self._settings.eval_steps + 1):
-            for index in range(microbatches):
+            for index in range(self._data.microbatches):
                 batch = self._data.evaluation(step, index).to(self._device)
-                total += float(forward.batch_loss(self._model, batch))
+                losses.append(forward.batch_loss(self._model, batch))
         self._model.train()
-        return total / (microbatches * self._settings.eval_steps)
+        return self._loss_of(losses, per_token=True)
 
     def named_weights(self) -> dict[str, torch.Tensor]:
         return {name: weight.detach().cpu().clone() for name, weight in self._main.items()}

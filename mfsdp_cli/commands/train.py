@@ -90,6 +90,24 @@ def train(
     tokenizer: Annotated[
         str, typer.Option(help="bytes: one token a byte.", rich_help_panel=_DATA)
     ] = "bytes",
+    eod_mask_loss: Annotated[
+        bool,
+        typer.Option(
+            "--eod-mask-loss",
+            help="Leave the last position of each document (a file, or a document of a Megatron"
+            " pair) out of the loss: what follows is another document.",
+            rich_help_panel=_DATA,
+        ),
+    ] = False,
+    calculate_per_token_loss: Annotated[
+        bool | None,
+        typer.Option(
+            "--calculate-per-token-loss/--no-calculate-per-token-loss",
+            help="Mean over the valid tokens of the global batch, not over microbatches. Default:"
+            " the plan's.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(help="fp32, bf16. Default: the plan's.", rich_help_panel=_RUN),
@@ -157,6 +175,7 @@ def train(
         adam_beta1=adam_beta1,
         adam_beta2=adam_beta2,
         adam_eps=adam_eps,
+        eod_mask_loss=eod_mask_loss,
         trace=trace,
     )
     request = TrainRequest(
@@ -166,6 +185,7 @@ def train(
         data=tuple(data or ()),
         tokenizer=tokenizer,
         precision=precision,
+        calculate_per_token_loss=calculate_per_token_loss,
         backend=backend,
         ranks_per_device=ranks_per_device,
         hosts=Hosts(nnodes, node_rank, rdzv_endpoint),

@@ -12,7 +12,7 @@ _FULL_SHARDING = "optim_grads_params"
 def _per_token_loss(subject: Subject) -> str | None:
     if not subject.settings.calculate_per_token_loss:
         return None
-    return "M-FSDP v2 averages gradients over microbatches and ranks, not by token"
+    return "Megatron's own M-FSDP v2 averages gradients over microbatches and ranks, not by token"
 
 
 def _distributed_optimizer(subject: Subject) -> str | None:
@@ -121,11 +121,13 @@ TRAINING_RULES = (
     Rule(
         "MF220",
         "per-token loss",
-        Binds.BOTH,
+        Binds.MEGATRON,
         _per_token_loss,
         where="--calculate-per-token-loss",
-        hint="leave --calculate-per-token-loss out: the loss is the mean over the global batch",
+        hint="leave --calculate-per-token-loss out for Megatron's own; the engine here divides by "
+        "the tokens of the global batch",
         source=_ADAPTER,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "MF221",

@@ -55,6 +55,7 @@ def build_chunks(
     ep: int = 1,
     ep_rank: int = 0,
     recompute: str = "none",
+    per_token_loss: bool = False,
 ) -> list[Chunk]:
     """The chunks of this pipeline rank, by vp_stage, with initial weights.
 
@@ -66,11 +67,14 @@ def build_chunks(
         dtype: dtype of the parameters.
         ep, ep_rank: expert-parallel size, and which of the parts this rank holds.
         recompute: granularity of activation recomputation: none, selective or full.
+        per_token_loss: as in :func:`.transformer_config.make`.
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
     """
-    config = transformer_config.make(spec, layout, dtype=dtype, ep=ep, recompute=recompute)
+    config = transformer_config.make(
+        spec, layout, dtype=dtype, ep=ep, recompute=recompute, per_token_loss=per_token_loss
+    )
     first_expert = 0 if spec.moe is None else ep_rank * (spec.moe.num_moe_experts // ep)
     chunks = [
         Chunk(spec, stage, _build_module(spec, stage, layout.vpp, config).to(device), first_expert)
@@ -98,9 +102,13 @@ def build_unsplit(
     seed: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    per_token_loss: bool = False,
 ) -> Chunk:
     """The whole model as one chunk (needs a parallel state with PP 1)."""
-    return build_chunks(spec, unsplit_layout(spec), 0, seed=seed, dtype=dtype, device=device)[0]
+    layout = unsplit_layout(spec)
+    return build_chunks(
+        spec, layout, 0, seed=seed, dtype=dtype, device=device, per_token_loss=per_token_loss
+    )[0]
 
 
 def unsplit_layout(spec: ModelSpec) -> Layout:

@@ -1,6 +1,7 @@
 """Where tokens come from: text files as bytes, the standard library's source, Megatron's pairs.
 
-A corpus is one stream of tokens. How it is cut into batches is :mod:`mfsdp_cli.runtime.data`.
+A corpus is one stream of tokens that knows where its documents end. How it is cut into batches is
+:mod:`mfsdp_cli.runtime.data`.
 Knows no torch.
 """
 
@@ -11,7 +12,7 @@ import os
 import struct
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,13 @@ class Corpus:
 
     Args:
         tokens: one dimension, an integer dtype; may be a memory map.
+        document_ends: where the last token of each document is, ascending: of each file, or of
+            each document of a Megatron pair (its end-of-document token, where it has one).
     """
 
     tokens: Tokens
     source: str
+    document_ends: Tokens = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @cached_property
     def digest(self) -> str:
@@ -66,14 +70,28 @@ class Corpus:
         return range(0, self.tokens.size, 2**24)
 
     @property
+    def evaluation_start(self) -> int:
+        """Where the tokens for evaluation begin."""
+        return self.tokens.size - self.tokens.size // EVALUATION_SHARE
+
+    @property
     def training(self) -> Tokens:
         """The tokens that are trained on."""
-        return self.tokens[: self.tokens.size - self.tokens.size // EVALUATION_SHARE]
+        return self.tokens[: self.evaluation_start]
 
     @property
     def evaluation(self) -> Tokens:
         """The last tenth, for evaluation only."""
-        return self.tokens[self.tokens.size - self.tokens.size // EVALUATION_SHARE :]
+        return self.tokens[self.evaluation_start :]
+
+    def ends_within(self, start: int, stop: int) -> Tokens:
+        """Which of the tokens ``start .. stop - 1`` end a document, counted from ``start``."""
+        first, last = np.searchsorted(self.document_ends, [start, stop])
+        return self.document_ends[first:last] - start
+
+    def cut_at(self, token: int) -> Corpus:
+        """The same tokens, with a document that ends at every occurrence of ``token``."""
+        return replace(self, document_ends=np.flatnonzero(self.tokens == token))
 
     def check(self, *, vocab_size: int, seq_length: int) -> None:
         """Raise MF505 where it is too short for one sequence in each part, MF506 for a token
@@ -120,7 +138,7 @@ def load_corpus(paths: Sequence[str], tokenizer: str = "bytes") -> Corpus:
             hint=f"one of {', '.join(TOKENIZERS)}; other tokenizers: prepare a Megatron .bin/.idx",
         )
     if not paths:
-        return Corpus(_bytes_of(_standard_library(), _TEXT_LIMIT), STANDARD_LIBRARY)
+        return _text_corpus(_standard_library(), _TEXT_LIMIT, STANDARD_LIBRARY)
     prefixes = [prefix for path in paths if (prefix := megatron_prefix(path)) is not None]
     if prefixes and len(paths) > 1:
         raise MfsdpError(
@@ -129,9 +147,9 @@ def load_corpus(paths: Sequence[str], tokenizer: str = "bytes") -> Corpus:
             hint="give the one .bin/.idx prefix, or text files and folders",
         )
     if prefixes:
-        return Corpus(_megatron_tokens(prefixes[0]), str(prefixes[0]))
+        return _megatron_corpus(prefixes[0])
     files = [file for path in paths for file in _text_files(path)]
-    return Corpus(_bytes_of(files, limit=None), ", ".join(paths))
+    return _text_corpus(files, None, ", ".join(paths))
 
 
 def megatron_prefix(path: str) -> Path | None:
@@ -174,8 +192,8 @@ def _walk(root: Path) -> Iterator[Path]:
     yield from sorted(found, key=lambda file: file.relative_to(root).parts)
 
 
-def _bytes_of(files: Sequence[Path], limit: int | None) -> Tokens:
-    """The bytes of the files one after another; whole files up to the limit."""
+def _text_corpus(files: Sequence[Path], limit: int | None, source: str) -> Corpus:
+    """The bytes of the files one after another, each a document; whole files up to the limit."""
     parts: list[bytes] = []
     total = 0
     for file in files:
@@ -189,17 +207,24 @@ def _bytes_of(files: Sequence[Path], limit: int | None) -> Tokens:
             break
         parts.append(part)
         total += len(part)
-    return np.frombuffer(b"".join(parts), dtype=np.uint8)
+    tokens = np.frombuffer(b"".join(parts), dtype=np.uint8)
+    return Corpus(tokens, source, _ends([len(part) for part in parts]))
 
 
-def _megatron_tokens(prefix: Path) -> Tokens:
+def _ends(lengths: Sequence[int] | Tokens) -> Tokens:
+    """The last token of each document, by the documents' lengths; empty ones have none."""
+    sizes = np.asarray(lengths, np.int64)
+    return np.cumsum(sizes)[sizes > 0] - 1
+
+
+def _megatron_corpus(prefix: Path) -> Corpus:
     """Map the tokens of a Megatron pair: all its documents, one after another."""
     where = f"--data {prefix}"
     try:
-        dtype, expected = _read_index(Path(f"{prefix}.idx").read_bytes())
+        dtype, lengths = _read_index(Path(f"{prefix}.idx").read_bytes())
     except (ValueError, struct.error, OSError) as error:
         raise MfsdpError("MF504", f"not a Megatron .idx file: {error}", where=where) from error
-    size = Path(f"{prefix}.bin").stat().st_size
+    size, expected = Path(f"{prefix}.bin").stat().st_size, int(lengths.sum())
     if size != expected * dtype.itemsize:
         raise MfsdpError(
             "MF504",
@@ -208,24 +233,34 @@ def _megatron_tokens(prefix: Path) -> Tokens:
             where=where,
         )
     if expected == 0:
-        return np.zeros(0, dtype)
-    return np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")
+        return Corpus(np.zeros(0, dtype), str(prefix))
+    tokens = np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")
+    return Corpus(tokens, str(prefix), _ends(lengths))
 
 
-def _read_index(raw: bytes) -> tuple[np.dtype[Any], int]:
-    """Token dtype and number of tokens of an index.
+def _read_index(raw: bytes) -> tuple[np.dtype[Any], Tokens]:
+    """Token dtype of an index, and the number of tokens of each document.
 
     Megatron-Core's format (``megatron.core.datasets.indexed_dataset``): 9 bytes of magic, version
-    (u64), dtype code (u8), sequences (u64), documents (u64), then lengths (i32 a sequence).
+    (u64), dtype code (u8), sequences (u64), documents (u64), then lengths (i32 a sequence), where
+    they are in the .bin file (i64 a sequence), and at which sequence each document begins (i64;
+    the last of them is where the last one ends).
     """
     if raw[:9] != _INDEX_MAGIC:
         raise ValueError(f"it begins with {raw[:9]!r}, not {_INDEX_MAGIC!r}")
-    version, code, sequences, _documents = struct.unpack_from("<QBQQ", raw, 9)
+    version, code, sequences, documents = struct.unpack_from("<QBQQ", raw, 9)
     if version != 1:
         raise ValueError(f"version {version}, not 1")
     if code not in _INDEX_DTYPES:
         raise ValueError(f"token type {code} is not an integer type ({sorted(_INDEX_DTYPES)})")
-    if 34 + 4 * sequences > len(raw):
-        raise ValueError(f"{len(raw)} bytes are too few for {sequences} sequences")
+    begins = 34 + (4 + 8) * sequences
+    if begins + 8 * documents > len(raw):
+        raise ValueError(
+            f"{len(raw)} bytes are too few for {sequences} sequences and {documents} documents"
+        )
     lengths = np.frombuffer(raw, np.int32, count=sequences, offset=34)
-    return np.dtype(_INDEX_DTYPES[code]), int(lengths.sum(dtype=np.int64))
+    firsts = np.frombuffer(raw, np.int64, count=documents, offset=begins)
+    if documents and (firsts[0] != 0 or firsts[-1] != sequences or (np.diff(firsts) < 0).any()):
+        raise ValueError(f"its documents do not divide its {sequences} sequences")
+    before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return np.dtype(_INDEX_DTYPES[code]), np.diff(before[firsts] if documents else before)

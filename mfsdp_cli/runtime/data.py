@@ -10,6 +10,10 @@ that depends on the seed and the epoch alone, each window once an epoch::
 
 so every layout sees the same global batch in a step. Evaluation reads a fixed order that depends
 on nothing but the data, so losses of any two runs on it can be compared.
+
+With ``eod_mask_loss`` a position does not count where its token ends a document: what follows is
+the beginning of another one, which nothing before it foretells. It is Megatron's mask, which looks
+for the end-of-document token, without the need to know which token that is.
 """
 
 from __future__ import annotations
@@ -25,15 +29,21 @@ from mfsdp_cli.runtime.corpus import Corpus, Tokens
 
 @dataclass(frozen=True)
 class Batch:
-    """One microbatch: tokens, labels and positions, (micro_batch_size, seq_length), int64."""
+    """One microbatch: tokens, labels and positions, (micro_batch_size, seq_length), int64.
+
+    Args:
+        loss_mask: 1 where the loss of a position counts, else 0; the same shape, fp32.
+    """
 
     tokens: torch.Tensor
     labels: torch.Tensor
     position_ids: torch.Tensor
+    loss_mask: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device; a GPU copies it while the host goes on."""
-        return Batch(*(_on(t, device) for t in (self.tokens, self.labels, self.position_ids)))
+        tensors = (self.tokens, self.labels, self.position_ids, self.loss_mask)
+        return Batch(*(_on(tensor, device) for tensor in tensors))
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -48,6 +58,7 @@ class Data:
     Args:
         vocab_size: token ids must stay below it.
         seed: decides the order of training windows.
+        eod_mask_loss: leave positions at the end of a document out of the loss.
 
     Raises:
         MfsdpError: MF505 where the corpus is too short, MF506 for a token beyond the vocabulary.
@@ -62,6 +73,7 @@ class Data:
         micro_batch_size: int,
         global_batch_size: int,
         seed: int,
+        eod_mask_loss: bool = False,
     ) -> None:
         self.corpus = corpus
         self.vocab_size = vocab_size
@@ -69,6 +81,7 @@ class Data:
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = global_batch_size
         self.seed = seed
+        self.eod_mask_loss = eod_mask_loss
         corpus.check(vocab_size=vocab_size, seq_length=seq_length)
         self._training = corpus.training
         self._evaluation = corpus.evaluation
@@ -87,7 +100,7 @@ class Data:
         for sample in range(first, first + self.micro_batch_size):
             epoch, position = divmod(sample, windows)
             starts.append(int(self._order(windows, epoch)[position]) * self.seq_length)
-        return self._batch(self._training, starts)
+        return self._batch(self._training, 0, starts)
 
     def evaluation(self, step: int, index: int) -> Batch:
         """Microbatch ``index`` of an evaluation step (counted from 1)."""
@@ -96,7 +109,7 @@ class Data:
         order = self._evaluation_order(windows)
         samples = range(first, first + self.micro_batch_size)
         starts = [int(order[sample % windows]) * self.seq_length for sample in samples]
-        return self._batch(self._evaluation, starts)
+        return self._batch(self._evaluation, self.corpus.evaluation_start, starts)
 
     def _windows(self, tokens: Tokens) -> int:
         return (tokens.size - 1) // self.seq_length
@@ -109,11 +122,18 @@ class Data:
     def _evaluation_order(windows: int) -> Tokens:
         return np.random.default_rng(0).permutation(windows)
 
-    def _batch(self, part: Tokens, starts: list[int]) -> Batch:
+    def _batch(self, part: Tokens, offset: int, starts: list[int]) -> Batch:
+        """The windows of a part of the corpus, which begins at ``offset`` in it."""
         rows = np.stack([part[start : start + self.seq_length + 1] for start in starts])
         rows = rows.astype(np.int64)
         for token in (int(rows.min()), int(rows.max())):
             self.corpus.check_token(token, self.vocab_size)
         sequences = torch.from_numpy(rows)
         positions = torch.arange(self.seq_length).expand(len(starts), -1)
-        return Batch(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous(), positions)
+        mask = torch.ones(positions.shape)
+        if self.eod_mask_loss:
+            for row, start in enumerate(starts):
+                first = offset + start
+                ends = self.corpus.ends_within(first, first + self.seq_length)
+                mask[row, torch.from_numpy(ends)] = 0.0
+        return Batch(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous(), positions, mask)

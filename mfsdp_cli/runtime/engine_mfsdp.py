@@ -38,6 +38,7 @@ from mfsdp_cli.runtime.chunks import (
 )
 from mfsdp_cli.runtime.engine import StepResult
 from mfsdp_cli.runtime.executor import Batches, Executor, Stages
+from mfsdp_cli.runtime.loss import weighed_mean, weighed_sum
 from mfsdp_cli.runtime.observe import Observer, Records
 from mfsdp_cli.runtime.pipe import Pipe
 from mfsdp_cli.runtime.stage_runner import StageRunner
@@ -78,9 +79,10 @@ class MfsdpEngine:
             ep=topology.ep,
             ep_rank=topology.ep_rank,
             recompute=plan.settings.recompute_granularity,
+            per_token_loss=settings.calculate_per_token_loss,
         )
         _make_main_weights(self.chunks, settings.seed)
-        self.context = _shard(self.chunks, plan, topology, self._dtype)
+        self.context = _shard(self.chunks, plan, topology, settings)
         self.context.on_event = self._trace.event
         self.optimizer = ShardedOptimizer(
             [chunk.module for chunk in self.chunks],
@@ -94,9 +96,12 @@ class MfsdpEngine:
             norm_group=topology.world if topology.world_size > 1 else None,
         )
         self._observer = _observer(self.chunks, topology) if settings.observe else None
+        self._per_token = settings.calculate_per_token_loss
+        # By token, losses are added up as they are, and divided once at the end of the step.
+        self._loss_scale = 1.0 if self._per_token else 1.0 / plan.parallel.num_microbatches
         self._runners = {
             chunk.stage.stage: StageRunner(
-                chunk, 1.0 / plan.parallel.num_microbatches, self._observer
+                chunk, self._loss_scale, self._observer, per_token=self._per_token
             )
             for chunk in self.chunks
         }
@@ -172,8 +177,7 @@ class MfsdpEngine:
 
     def _set_loss_scales(self) -> None:
         if self._plan.model.moe is not None or self._plan.model.mtp_num_layers:
-            scale = 1.0 / self._plan.parallel.num_microbatches
-            forward.set_auxiliary_loss_scale(scale, self._topology.device)
+            forward.set_auxiliary_loss_scale(self._loss_scale, self._topology.device)
 
     def _update_router_bias(self) -> None:
         self.context.finish_reductions()
@@ -188,21 +192,28 @@ class MfsdpEngine:
         self.optimizer.sum_shared_gradients()
 
     def _grad_norm(self) -> None:
-        """The norm and the loss, summed over all ranks in one collective."""
+        """The norm and the loss, summed over all ranks in one collective.
+
+        By token, gradients are sums so far. The number of tokens comes with the same collective;
+        they are scaled by a tensor, so that nothing waits for the device.
+        """
         self.context.finish_reductions()
-        totals = torch.cat([self.optimizer.local_squared_norm(), self._mean_losses()])
+        weighed = self._weighed_losses(per_token=self._per_token)
+        totals = torch.cat([self.optimizer.local_squared_norm(), weighed])
         if self._topology.world_size > 1:
             dist.all_reduce(totals, group=self._topology.world)
-        self._norm, self._loss = totals[0].sqrt(), totals[1]
+        self._norm, self._loss = totals[0].sqrt(), weighed_mean(totals[1:])
+        if self._per_token:
+            factor = totals[2].clamp(min=1).reciprocal()
+            self.optimizer.scale_gradients(factor)
+            self._norm = self._norm * factor
         if self._settings.keep_gradients:
             self._kept = self._named(full_gradients)
 
-    def _mean_losses(self) -> torch.Tensor:
-        """This rank's share of the mean loss: losses of the last forward pass, float64."""
+    def _weighed_losses(self, *, per_token: bool) -> torch.Tensor:
+        """Losses of this rank's last forward passes and their weights, two elements."""
         losses = [loss for runner in self._runners.values() for loss in runner.losses]
-        if not losses:
-            return torch.zeros(1, dtype=torch.float64, device=self._topology.device)
-        return torch.stack(losses).double().mean().view(1) / self._topology.dp
+        return weighed_sum(losses, per_token=per_token, device=self._topology.device)
 
     def _clip(self) -> None:
         self.optimizer.clip(self._settings.clip_grad, self._norm)
@@ -222,10 +233,7 @@ class MfsdpEngine:
         for step in range(1, self._settings.eval_steps + 1):
             self._executor.evaluate(self._batches_of(step, self._data.evaluation))
         self._set_training(True)
-        total = self._mean_losses()
-        if self._topology.world_size > 1:
-            dist.all_reduce(total, group=self._topology.world)
-        return float(total)
+        return forward.loss_over_ranks(self._weighed_losses(per_token=True))
 
     def _set_training(self, training: bool) -> None:
         for chunk in self.chunks:
@@ -277,16 +285,16 @@ def _observer(chunks: list[Chunk], topology: Topology) -> Observer:
 # -- sharding Megatron's chunks --------------------------------------------------------------
 
 
-def _shard(
-    chunks: list[Chunk], plan: Plan, topology: Topology, compute_dtype: torch.dtype
-) -> Context:
+def _shard(chunks: list[Chunk], plan: Plan, topology: Topology, settings: TrainSettings) -> Context:
     """Wrap every chunk: its embedding where that is a unit, its layers, then the rest."""
-    mesh = ShardMesh(topology.dp_gather, topology.dp_reduce, topology.dp_replicate)
     # An expert's gradient holds the samples of all data-parallel ranks already, through the
-    # dispatch: the mean is over those, not over the ranks that hold the expert.
-    experts = ShardMesh(
-        topology.expert_gather, topology.expert_reduce, gradient_divisor=topology.dp
+    # dispatch: the mean is over those, not over the ranks that hold the expert. By token there is
+    # no mean over ranks: sums are divided by the tokens of the batch at the end of the step.
+    divisor = 1 if settings.calculate_per_token_loss else topology.dp
+    mesh = ShardMesh(
+        topology.dp_gather, topology.dp_reduce, topology.dp_replicate, gradient_divisor=divisor
     )
+    experts = ShardMesh(topology.expert_gather, topology.expert_reduce, gradient_divisor=divisor)
     with fully_shard_context(
         topology.device, gradient_reduction=plan.settings.gradient_reduction
     ) as context:
@@ -296,7 +304,7 @@ def _shard(
                     module,
                     experts if name.endswith(EXPERTS) else mesh,
                     name=name,
-                    compute_dtype=compute_dtype,
+                    compute_dtype=_DTYPES[settings.precision],
                 )
     return context
 

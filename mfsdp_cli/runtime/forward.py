@@ -10,12 +10,15 @@ from torch import nn
 
 from mfsdp_cli.runtime.chunks import routers_with_bias
 from mfsdp_cli.runtime.data import Batch
+from mfsdp_cli.runtime.loss import MicrobatchLoss, weighed_mean
 
 
-def batch_loss(module: nn.Module, batch: Batch) -> torch.Tensor:
-    """The mean loss of a microbatch in a model that holds embedding and head (a scalar, fp32)."""
-    losses = module(batch.tokens, batch.position_ids, None, labels=batch.labels)
-    return losses.float().mean()
+def batch_loss(module: nn.Module, batch: Batch) -> MicrobatchLoss:
+    """The loss of a microbatch in a model that holds embedding and head."""
+    losses = module(
+        batch.tokens, batch.position_ids, None, labels=batch.labels, loss_mask=batch.loss_mask
+    )
+    return MicrobatchLoss.of(losses, batch.loss_mask)
 
 
 def set_auxiliary_loss_scale(scale: float, device: torch.device) -> None:
@@ -23,7 +26,8 @@ def set_auxiliary_loss_scale(scale: float, device: torch.device) -> None:
 
     Neither is part of the loss that backward starts from: each hangs on an activation and adds its
     own gradient when the pass comes by. Megatron's ``forward_step`` sets both scales before each
-    backward pass: 1 / microbatches.
+    backward pass: 1 / microbatches, or 1 under per-token loss, where each loss counts by the tokens
+    of its microbatch and all gradients are divided by those of the global batch at the end.
     """
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
     from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
@@ -71,12 +75,11 @@ def update_router_bias(
         router.local_tokens_per_expert.zero_()
 
 
-def mean_over_ranks(total: float, count: int, device: torch.device) -> float:
-    """The sum of all ranks' totals over ``count``; every rank gets it."""
-    value = torch.tensor([total], dtype=torch.float64, device=device)
+def loss_over_ranks(weighed: torch.Tensor) -> float:
+    """The loss that the :func:`.loss.weighed_sum` of all ranks comes to; every rank gets it."""
     if dist.get_world_size() > 1:
-        dist.all_reduce(value)
-    return float(value.item()) / count
+        dist.all_reduce(weighed)
+    return float(weighed_mean(weighed))
 
 
 def total_bytes(tensors: Iterable[torch.Tensor]) -> int:

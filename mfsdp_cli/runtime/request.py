@@ -70,7 +70,7 @@ class TrainRequest:
     """A run as it is asked for.
 
     Args:
-        precision: None: the plan's.
+        precision, calculate_per_token_loss: None: the plan's.
         not_built: flags that are known and not supported yet, and whether each was given.
     """
 
@@ -80,6 +80,7 @@ class TrainRequest:
     data: tuple[str, ...] = ()
     tokenizer: str = "bytes"
     precision: str | None = None
+    calculate_per_token_loss: bool | None = None
     backend: str = "auto"
     ranks_per_device: int = 1
     hosts: Hosts = field(default_factory=Hosts)
@@ -97,7 +98,7 @@ class TrainRequest:
         """
         self._check_flags()
         plan = self._load_plan()
-        settings = replace(self.settings, precision=self.precision or plan.settings.precision)
+        settings = self._settings(plan)
         _one_of("--precision", settings.precision, PRECISIONS)
         world_size = 1 if self.engine == "single" else plan.parallel.world_size
         self.hosts.check(world_size)
@@ -126,6 +127,17 @@ class TrainRequest:
             plan_text=self.plan.read_text(),
             overwrite=self.overwrite,
             first_host=self.hosts.node_rank == 0,
+        )
+
+    def _settings(self, plan: Plan) -> TrainSettings:
+        """The settings, those that were not given taken from the plan."""
+        per_token = self.calculate_per_token_loss
+        if per_token is None:
+            per_token = plan.settings.calculate_per_token_loss
+        return replace(
+            self.settings,
+            precision=self.precision or plan.settings.precision,
+            calculate_per_token_loss=per_token,
         )
 
     def _check_flags(self) -> None:

@@ -76,6 +76,7 @@ def _data(job: Job, plan: Plan) -> Data:
         micro_batch_size=plan.parallel.micro_batch_size,
         global_batch_size=plan.parallel.global_batch_size,
         seed=job.settings.seed,
+        eod_mask_loss=job.settings.eod_mask_loss,
     )
 
 

@@ -19,6 +19,8 @@ class TrainSettings:
         lr_warmup_steps: steps of linear warm-up; 0: none.
         clip_grad: largest norm of the gradient; 0: no clipping.
         precision: ``fp32``, or ``bf16`` for compute with fp32 main weights and gradients.
+        calculate_per_token_loss: weigh microbatches by their valid tokens, not all alike.
+        eod_mask_loss: leave positions at the end of a document out of the loss.
         trace: record what is executed.
         keep_gradients: keep a step's gradients as they are before clipping, for
             ``named_gradients`` (numeric validation; costs a copy).
@@ -37,6 +39,8 @@ class TrainSettings:
     adam_beta2: float = 0.95
     adam_eps: float = 1e-8
     precision: str = "fp32"
+    calculate_per_token_loss: bool = False
+    eod_mask_loss: bool = False
     trace: bool = False
     keep_gradients: bool = False
     observe: bool = False

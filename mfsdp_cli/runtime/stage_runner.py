@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mfsdp_cli.runtime.chunks import Chunk
 from mfsdp_cli.runtime.data import Batch
+from mfsdp_cli.runtime.loss import MicrobatchLoss
 from mfsdp_cli.runtime.observe import Observer
 
 
@@ -32,16 +33,25 @@ class StageRunner:
 
     Args:
         chunk: the stage's part of the model.
-        loss_scale: what the mean loss of a microbatch is multiplied with for backward.
+        loss_scale: what the loss of a microbatch is multiplied with for backward.
         observer: told which microbatch runs forward, where somebody watches the layers.
+        per_token: that loss is the sum over its valid tokens, not their mean.
     """
 
-    def __init__(self, chunk: Chunk, loss_scale: float, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        chunk: Chunk,
+        loss_scale: float,
+        observer: Observer | None = None,
+        *,
+        per_token: bool = False,
+    ) -> None:
         self.stage = chunk.stage
         self.module: Any = chunk.module
-        self.losses: list[torch.Tensor] = []
+        self.losses: list[MicrobatchLoss] = []
         self._loss_scale = loss_scale
         self._observer = observer
+        self._per_token = per_token
         self._in_flight: dict[int, _InFlight] = {}
 
     def forward(
@@ -55,7 +65,7 @@ class StageRunner:
             batch: tokens and labels; None on stages that hold neither embedding, MTP nor loss.
 
         Returns:
-            What the next stage needs; None on the loss stage, whose mean loss is appended to
+            What the next stage needs; None on the loss stage, whose loss is appended to
             ``losses``.
         """
         if received is not None and torch.is_grad_enabled():
@@ -65,7 +75,6 @@ class StageRunner:
         if torch.is_grad_enabled():
             self._in_flight[microbatch] = _InFlight(received, get_gradient_edge(output))
         if self.stage.loss:
-            self.losses.append(output.detach().clone())
             return None
         return output.detach()
 
@@ -75,15 +84,21 @@ class StageRunner:
     def _call(self, received: torch.Tensor | None, batch: Batch | None) -> torch.Tensor:
         if received is not None:
             self.module.set_input_tensor(received)
-        tokens = positions = labels = None
+        tokens = positions = labels = mask = None
         if batch is not None and (self.stage.embedding or self.stage.mtp):
             tokens, positions = batch.tokens, batch.position_ids
         if batch is not None and self.stage.loss:
-            labels = batch.labels
-        output: torch.Tensor = self.module(tokens, positions, None, labels=labels)
+            labels, mask = batch.labels, batch.loss_mask
+        output: torch.Tensor = self.module(tokens, positions, None, labels=labels, loss_mask=mask)
         if received is not None:
             self.module.set_input_tensor(None)  # Megatron would keep it to the next microbatch
-        return output.float().mean() if self.stage.loss else output
+        return output if mask is None else self._loss(output, mask)
+
+    def _loss(self, losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """What backward starts from; the loss stage's report is kept beside."""
+        loss = MicrobatchLoss.of(losses, mask)
+        self.losses.append(MicrobatchLoss(loss.total.detach(), loss.tokens))
+        return loss.objective(self._per_token)
 
     def backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Run a microbatch backward.
@@ -96,6 +111,6 @@ class StageRunner:
         """
         state = self._in_flight.pop(microbatch)
         if gradient is None:
-            gradient = torch.full((), self._loss_scale, device=self.losses[0].device)
+            gradient = torch.full((), self._loss_scale, device=self.losses[0].total.device)
         torch.autograd.backward(state.edge, gradient)
         return None if state.received is None else state.received.grad

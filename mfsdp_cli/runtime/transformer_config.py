@@ -52,6 +52,7 @@ def make(
     dtype: torch.dtype = torch.float32,
     ep: int = 1,
     recompute: str = "none",
+    per_token_loss: bool = False,
 ) -> Any:
     """The configuration of every chunk of the layout (all share it).
 
@@ -62,6 +63,8 @@ def make(
         ep: expert-parallel size.
         recompute: what backward computes again instead of keeping: ``none``, ``selective`` (core
             attention) or ``full`` (every layer, from what it took).
+        per_token_loss: gradients will be divided by the number of valid tokens; routers and MTP
+            layers scale their own losses for that.
 
     Raises:
         MfsdpError: MF502 naming what cannot be built.
@@ -98,6 +101,7 @@ def make(
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         deterministic_mode=True,
+        calculate_per_token_loss=per_token_loss,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         mtp_num_layers=spec.mtp_num_layers or None,

@@ -22,7 +22,7 @@ SETTINGS = TrainSettings(
 
 @cache
 def _corpus() -> Corpus:
-    return load_corpus([])
+    return load_corpus([]).cut_at(ord("\n"))  # each line a document: masks are uneven
 
 
 @dataclass
@@ -51,6 +51,7 @@ def engine_of(name: str, plan: Plan, topology: Topology, settings: Any = SETTING
         micro_batch_size=parallel.micro_batch_size,
         global_batch_size=parallel.global_batch_size,
         seed=settings.seed,
+        eod_mask_loss=settings.eod_mask_loss,
     )
     return make_engine(name, plan, topology, settings, data)
 

@@ -35,9 +35,14 @@ from mfsdp_cli.runtime.settings import TrainSettings
 from mfsdp_cli.runtime.topology import Topology
 from mfsdp_cli.runtime.watch import Watch
 
+_NEWLINE = 10
 
-def numeric_settings(steps: int, seed: int) -> TrainSettings:
-    """Learning rate 1e-3 from the first step, Adam eps 1e-6 (the contract's)."""
+
+def numeric_settings(steps: int, seed: int, *, per_token_loss: bool = False) -> TrainSettings:
+    """Learning rate 1e-3 from the first step, Adam eps 1e-6 (the contract's).
+
+    Per-token loss comes with masks: without them it would be the mean over microbatches.
+    """
     return TrainSettings(
         steps=steps,
         seed=seed,
@@ -47,6 +52,8 @@ def numeric_settings(steps: int, seed: int) -> TrainSettings:
         eval_steps=1,
         keep_gradients=True,
         observe=True,
+        calculate_per_token_loss=per_token_loss,
+        eod_mask_loss=per_token_loss,
     )
 
 
@@ -62,19 +69,22 @@ def run(capture: Capture) -> None:
         backend=capture.backend,
         local_device=topology_.use_device(capture.backend, capture.ranks_per_device),
     )
-    text = load_corpus(())
+    text = load_corpus(()).cut_at(_NEWLINE)  # each line a document: masks differ by microbatch
+    settings = numeric_settings(
+        capture.steps, capture.seed, per_token_loss=plan.settings.calculate_per_token_loss
+    )
     # Real text: on tokens drawn at random gradients shrink to noise within a few steps, and their
     # norm is rounding then.
     tokens = text.tokens.astype(np.int64) % plan.model.vocab_size
     data = Data(
-        Corpus(tokens, text.source),
+        Corpus(tokens, text.source, text.document_ends),
         vocab_size=plan.model.vocab_size,
         seq_length=parallel.seq_length,
         micro_batch_size=parallel.micro_batch_size,
         global_batch_size=parallel.global_batch_size,
         seed=capture.seed,
+        eod_mask_loss=settings.eod_mask_loss,
     )
-    settings = numeric_settings(capture.steps, capture.seed)
     save_steps(make_engine(capture.engine, plan, topology, settings, data), capture, topology)
     if alone:
         _save_other_orders(plan, topology, settings, data, capture)
