@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Difference:
         weights: after the last step.
         evaluations: before the first step and after the last.
         where: the tensor whose gradient differs most.
+        router_biases: largest difference of an expert's bias; None in a dense model.
     """
 
     first_loss: float
@@ -43,6 +44,7 @@ class Difference:
     weights: float
     evaluations: float
     where: str
+    router_biases: float | None
 
     def check(self) -> None:
         """The numbers to hold in fp32 with Adam eps 1e-6 and learning rate 1e-3."""
@@ -70,9 +72,14 @@ def differences(
         plan.save(Path(files[name]))
     run_ranks(1, _references, files, str(folder), steps, asdict(settings))
     found = run_ranks(ranks, _compared, files, str(folder), steps, engine, asdict(settings))
-    return {
-        name: max((of_rank[name] for of_rank in found), key=lambda d: d.weights) for name in cases
-    }
+    return {name: _worst([of_rank[name] for of_rank in found]) for name in cases}
+
+
+def _worst(of_ranks: list[Difference]) -> Difference:
+    """That of the rank whose weights differ most, with the worst router bias of any rank."""
+    biases = [d.router_biases for d in of_ranks if d.router_biases is not None]
+    worst = max(of_ranks, key=lambda d: d.weights)
+    return replace(worst, router_biases=max(biases, default=None))
 
 
 def _references(
@@ -122,6 +129,13 @@ def difference(mine: Trained, reference: Trained) -> Difference:
             _relative(mine.before, reference.before), _relative(mine.after, reference.after)
         ),
         where=where,
+        router_biases=max(
+            (
+                (bias - reference.router_biases[name]).abs().max().item()
+                for name, bias in mine.router_biases.items()
+            ),
+            default=None,
+        ),
     )
 
 

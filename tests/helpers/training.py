@@ -33,6 +33,7 @@ class Trained:
         steps: loss and norm of each.
         gradients: of the first step.
         before, after: evaluations before the first step and after the last.
+        router_biases: after the last step.
     """
 
     steps: list[tuple[float, float]]
@@ -40,6 +41,7 @@ class Trained:
     weights: dict[str, torch.Tensor]
     before: float
     after: float
+    router_biases: dict[str, torch.Tensor]
 
 
 def engine_of(name: str, plan: Plan, topology: Topology, settings: Any = SETTINGS) -> Engine:
@@ -64,7 +66,8 @@ def train(engine: Engine, steps: int) -> Trained:
         results.append((result.loss, result.grad_norm))
         if step == 1:
             gradients = {name: value.clone() for name, value in engine.named_gradients().items()}
-    return Trained(results, gradients, engine.named_weights(), before, engine.evaluate())
+    weights, after, biases = engine.named_weights(), engine.evaluate(), engine.router_biases()
+    return Trained(results, gradients, weights, before, after, biases)
 
 
 def reconnect(plan: Plan, engine: str = "mfsdp") -> Topology:
