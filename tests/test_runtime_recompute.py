@@ -54,9 +54,10 @@ def _chunk(model: str, granularity: str) -> Chunk:
 
 def _loss(chunk: Chunk) -> torch.Tensor:
     tokens = torch.arange(SEQUENCE).view(1, -1) % 50
-    batch = Batch(tokens, tokens.roll(-1, 1), torch.arange(SEQUENCE).view(1, -1))
+    positions = torch.arange(SEQUENCE).view(1, -1)
+    batch = Batch(tokens, tokens.roll(-1, 1), positions, torch.ones(1, SEQUENCE))
     forward.set_auxiliary_loss_scale(1.0, torch.device("cpu"))
-    return forward.batch_loss(chunk.module, batch)
+    return forward.batch_loss(chunk.module, batch).mean
 
 
 def _kept_bytes(model: str, granularity: str) -> int:
