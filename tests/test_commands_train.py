@@ -261,8 +261,8 @@ def test_no_rank_outlives_its_launcher(plan: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (["--resume"], 2, "--resume is not supported yet"),
-        (["--save-interval", "5"], 2, "--save-interval is not supported yet"),
+        (["--resume"], 2, "there is no checkpoint in"),
+        (["--engine", "distopt", "--save-interval", "5"], 2, "distopt does not save"),
         (["--wandb"], 2, "--wandb is not supported yet"),
         (["--engine", "fsdp2"], 2, "unknown value 'fsdp2'"),
         (["--precision", "fp8"], 2, "unknown value 'fp8'"),
@@ -307,6 +307,27 @@ def test_plans_that_cannot_run_are_refused(plan: Path, tmp_path: Path) -> None:
         assert "error[MF208]" in mfsdp("train", tmp_path / name, cwd=tmp_path, code=2).stderr
     assert "error[MF" in mfsdp("train", tmp_path / "absent", cwd=tmp_path, code=2).stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_equals_one_that_was_not_cut_short(plan: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    common = ["--no-tensorboard", "--lr-warmup-steps", "0"]
+    mfsdp("train", plan, "--steps", "4", *common, "--run-dir", whole)
+    saving = ["--save-interval", "2", "--run-dir", parts]
+    mfsdp("train", plan, "--steps", "2", *common, *saving)
+    again = mfsdp("train", plan, "--steps", "2", "--resume", *common, *saving, code=2)
+    assert "nothing is left to do" in again.stderr
+    mfsdp("train", plan, "--steps", "4", "--resume", *common, *saving)
+    losses = [
+        {line["step"]: line["loss"] for line in _lines(folder) if line["kind"] == "train"}
+        for folder in (whole, parts)
+    ]
+    assert list(losses[1]) == [1, 2, 3, 4]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert {"kind": "resume", "step": 2} in _lines(parts)
+    assert _status(parts) == "completed"
+    judged = mfsdp("compare-runs", whole, parts, "--rel-tolerance", "1e-6", "--json")
+    assert json.loads(judged.stdout)["train"]["common"] == 4
 
 
 def test_usage_errors_are_found_without_torch(plan: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.runtime import forward
 from mfsdp_cli.runtime.chunks import Chunk, build_chunks, global_names, router_biases
 from mfsdp_cli.runtime.engine import StepResult
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
     from mfsdp_cli.runtime.data import Batch, Data
     from mfsdp_cli.runtime.observe import Records
+    from mfsdp_cli.runtime.pieces import Pieces
     from mfsdp_cli.runtime.settings import TrainSettings
     from mfsdp_cli.runtime.topology import Topology
 
@@ -203,6 +205,12 @@ class DistOptEngine:
 
     def named_gradients(self) -> dict[str, torch.Tensor]:
         return self._kept
+
+    def state(self, *, saving: bool) -> dict[str, Pieces]:
+        raise MfsdpError("MF533", "engine distopt does not save or load checkpoints here")
+
+    def loaded(self, step: int) -> None:
+        raise MfsdpError("MF533", "engine distopt does not save or load checkpoints here")
 
     def persistent_bytes(self) -> int:
         """Whole weights and gradients, as ZeRO-1 keeps them, and this rank's optimizer part."""

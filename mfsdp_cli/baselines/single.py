@@ -20,6 +20,7 @@ from mfsdp_cli.runtime.chunks import build_unsplit, router_biases
 from mfsdp_cli.runtime.engine import StepResult
 from mfsdp_cli.runtime.loss import MicrobatchLoss, weighed_mean, weighed_sum
 from mfsdp_cli.runtime.observe import Observer, Records, sketch
+from mfsdp_cli.runtime.pieces import Pieces, state_name
 from mfsdp_cli.runtime.weights import initial_weight
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from mfsdp_cli.runtime.data import Data
     from mfsdp_cli.runtime.settings import TrainSettings
     from mfsdp_cli.runtime.topology import Topology
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class SingleEngine:
@@ -220,6 +224,23 @@ class SingleEngine:
 
     def named_gradients(self) -> dict[str, torch.Tensor]:
         return {name: gradient.cpu() for name, gradient in self._kept.items()}
+
+    def state(self, *, saving: bool) -> dict[str, Pieces]:
+        found = forward.router_bias_pieces(self._chunk)
+        for name, weight in self._main.items():
+            state = self._optimizer.state[weight]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state.update({kind: torch.zeros_like(weight) for kind in _MOMENTS})
+            found[state_name("weight", name)] = Pieces.whole(weight)
+            for kind in _MOMENTS:
+                found[state_name(kind, name)] = Pieces.whole(state[kind])
+        return found
+
+    def loaded(self, step: int) -> None:
+        for state in self._optimizer.state.values():
+            state["step"] = torch.tensor(float(step))
+        self._refresh()
 
     def persistent_bytes(self) -> int:
         weights = {id(w): w for w in (*self._main.values(), *self._weights.values())}

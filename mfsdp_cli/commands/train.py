@@ -132,14 +132,12 @@ def train(
     ] = False,
     save_interval: Annotated[
         int,
-        typer.Option(
-            min=0, help="Steps between checkpoints; not available yet.", rich_help_panel=_RECORD
-        ),
+        typer.Option(min=0, help="Steps between checkpoints; 0: none.", rich_help_panel=_RECORD),
     ] = 0,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Go on from a checkpoint; not available yet.", rich_help_panel=_RECORD
+            "--resume", help="Go on from the run folder's last checkpoint.", rich_help_panel=_RECORD
         ),
     ] = False,
     trace: Annotated[
@@ -193,9 +191,9 @@ def train(
         overwrite=overwrite,
         tensorboard=tensorboard,
         progress=not no_progress,
+        save_interval=save_interval,
+        resume=resume,
         not_built={
-            "--resume": resume,
-            "--save-interval": save_interval > 0,
             "--wandb": wandb,
         },
     )

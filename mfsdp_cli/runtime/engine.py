@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mfsdp_cli.plan import Plan
     from mfsdp_cli.runtime.data import Data
     from mfsdp_cli.runtime.observe import Records
+    from mfsdp_cli.runtime.pieces import Pieces
     from mfsdp_cli.runtime.settings import TrainSettings
     from mfsdp_cli.runtime.topology import Topology
 
@@ -60,6 +61,16 @@ class Engine(Protocol):
 
     def observed(self) -> Records:
         """What layers took and gave in the last step; empty unless the settings ask for it."""
+
+    def state(self, *, saving: bool) -> dict[str, Pieces]:
+        """What training goes on from, by global name: this rank's part, in place.
+
+        Args:
+            saving: leave out copies, which their owner saves.
+        """
+
+    def loaded(self, step: int) -> None:
+        """What :meth:`state` gave has been overwritten with the state after a step."""
 
     def persistent_bytes(self) -> int:
         """Bytes of weights, gradients and optimizer state that this rank keeps between steps."""

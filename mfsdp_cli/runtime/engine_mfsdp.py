@@ -23,6 +23,7 @@ from mfsdp_cli.fsdp import (
     fully_shard,
     fully_shard_context,
     persistent_bytes,
+    sharded_state_dict,
     unit_of,
 )
 from mfsdp_cli.fsdp.chunk import Chunk as Sharded
@@ -40,6 +41,7 @@ from mfsdp_cli.runtime.engine import StepResult
 from mfsdp_cli.runtime.executor import Batches, Executor, Stages
 from mfsdp_cli.runtime.loss import weighed_mean, weighed_sum
 from mfsdp_cli.runtime.observe import Observer, Records
+from mfsdp_cli.runtime.pieces import Pieces, state_name
 from mfsdp_cli.runtime.pipe import Pipe
 from mfsdp_cli.runtime.stage_runner import StageRunner
 from mfsdp_cli.runtime.trace import Trace
@@ -262,6 +264,52 @@ class MfsdpEngine:
             for chunk, sharded in zip(self.chunks, self.context.chunks, strict=True)
             for unit in sharded.units
             for name, tensor in whole(unit)
+        }
+
+    def state(self, *, saving: bool) -> dict[str, Pieces]:
+        names, copies = self._state_names(), self._copies()
+        parts: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        shapes = {}
+        for local, shard in sharded_state_dict(self.optimizer).items():
+            if saving and local in copies:
+                continue
+            for kind in ("weight", "exp_avg", "exp_avg_sq"):
+                if kind in shard.tensors:
+                    name = state_name(kind, names[local])
+                    shapes[name] = shard.shape
+                    parts.setdefault(name, []).append((shard.range.start, shard.tensors[kind]))
+        found = {name: Pieces(shapes[name], parts[name]) for name in parts}
+        for chunk in self.chunks:
+            found |= forward.router_bias_pieces(chunk)
+        return found
+
+    def loaded(self, step: int) -> None:
+        for shard in sharded_state_dict(self.optimizer).values():
+            if "step" in shard.tensors:
+                shard.tensors["step"].fill_(step)
+        self.context.refresh_weights()
+
+    def _state_names(self) -> dict[str, str]:
+        """The global name of each parameter, by its name in the sharded state."""
+        return {
+            f"{index}.{name}": global_name(chunk, name)
+            for index, chunk in enumerate(self.chunks)
+            for name, _ in chunk.module.named_parameters()
+        }
+
+    def _copies(self) -> set[str]:
+        """Parameters here that another member of a shared group owns, by name in the state."""
+        copies = {
+            id(member.group.parameters[member.index])
+            for shared in self.optimizer.shared
+            for member in shared.local
+            if member.member != 0
+        }
+        return {
+            f"{index}.{name}"
+            for index, chunk in enumerate(self.chunks)
+            for name, parameter in chunk.module.named_parameters()
+            if id(parameter) in copies
         }
 
     def persistent_bytes(self) -> int:

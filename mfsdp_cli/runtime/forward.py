@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mfsdp_cli.runtime.chunks import routers_with_bias
+from mfsdp_cli.runtime.chunks import Chunk, global_name, routers_with_bias
 from mfsdp_cli.runtime.data import Batch
 from mfsdp_cli.runtime.loss import MicrobatchLoss, weighed_mean
+from mfsdp_cli.runtime.pieces import Pieces, state_name
 
 
 def batch_loss(module: nn.Module, batch: Batch) -> MicrobatchLoss:
@@ -73,6 +74,16 @@ def update_router_bias(
     for router, step in zip(routers, direction, strict=True):
         router.expert_bias += step * rate
         router.local_tokens_per_expert.zero_()
+
+
+def router_bias_pieces(chunk: Chunk) -> dict[str, Pieces]:
+    """The expert biases of a chunk's routers, for a checkpoint: buffers that no optimizer sees."""
+    return {
+        state_name("weight", global_name(chunk, f"{name}.expert_bias")): Pieces.whole(
+            router.expert_bias
+        )
+        for name, router in routers_with_bias(chunk.module)
+    }
 
 
 def loss_over_ranks(weighed: torch.Tensor) -> float:

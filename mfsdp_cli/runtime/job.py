@@ -25,6 +25,8 @@ class Job:
         backend: ``gloo`` or ``nccl``.
         ranks_per_device: ranks that share one GPU.
         data: what ``--data`` named.
+        save_interval: save a checkpoint after every so many steps; 0: never.
+        resume: go on from the run folder's latest checkpoint.
     """
 
     plan: Path
@@ -38,6 +40,8 @@ class Job:
     tokenizer: str = "bytes"
     tensorboard: bool = True
     progress: bool = True
+    save_interval: int = 0
+    resume: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)

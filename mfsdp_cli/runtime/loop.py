@@ -6,6 +6,7 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,8 @@ class Loop:
 
     Args:
         record: where to write; None on ranks that do not.
+        done: steps that a checkpoint has behind it.
+        save: saves after a step, every ``save_interval`` steps (0: never).
     """
 
     def __init__(
@@ -38,6 +41,10 @@ class Loop:
         device: torch.device,
         record: RunRecord | None,
         progress: Progress,
+        *,
+        done: int = 0,
+        save: Callable[[int], None] | None = None,
+        save_interval: int = 0,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -45,16 +52,21 @@ class Loop:
         self._device = device
         self._record = record
         self._progress = progress
+        self._done = done
+        self._save = save
+        self._save_interval = save_interval
 
     def run(self) -> str:
         """Train to the end, or until a loss is not finite; returns the run's status."""
         settings = self._settings
-        for step in range(1, settings.steps + 1):
+        for step in range(self._done + 1, settings.steps + 1):
             began = time.perf_counter()
             result = self._engine.train_step(step)
             self._took(step, result, time.perf_counter() - began)
             if not math.isfinite(result.loss):
                 return self._end(NAN, step)
+            if self._save and self._save_interval and step % self._save_interval == 0:
+                self._save(step)
             if settings.eval_interval and step % settings.eval_interval == 0:
                 loss = self._engine.evaluate()
                 self._progress.evaluation(step, loss)

@@ -67,6 +67,21 @@ def create_run_folder(folder: Path, document: dict[str, Any], plan: str, overwri
         ) from error
 
 
+def resume_run_folder(folder: Path, document: dict[str, Any], plan: str) -> None:
+    """Let a run folder go on: what it measured stays, the plan may be another of the same model.
+
+    Cuts off a last line that was not written to its end.
+    """
+    before = read_run(folder)
+    lines, torn = _complete_lines(folder / METRICS)
+    if torn:
+        with open(folder / METRICS, "r+b") as file:
+            file.truncate(sum(len(line) for line in lines))
+    write_whole(folder / PLAN, plan)
+    resumed = [*before.get("resumed", []), before["plan_digest"]]
+    _write_run(folder, {"schema": SCHEMA, **document, "resumed": resumed, "status": "running"})
+
+
 def _make_room(folder: Path, where: str, overwrite: bool) -> None:
     """Empty a run folder that may be replaced (it may be a link to one); MF507 for any other."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -199,6 +214,10 @@ class RunRecord:
         self._scalar("iteration-time", step_time_s, step)
         self._scalar("tokens-per-second", step_tokens / max(step_time_s, 1e-9), step)
         self._scalar("peak-memory-bytes", peak_bytes, step)
+
+    def resumed(self, step: int) -> None:
+        """Record that the run goes on from a checkpoint after a step."""
+        self._write({"kind": "resume", "step": step})
 
     def evaluation(self, step: int, loss: float) -> None:
         """Record an evaluation after a step."""

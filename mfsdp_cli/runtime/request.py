@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from mfsdp_cli.errors import ExitCode, Finding, MfsdpError, Severity
 from mfsdp_cli.runtime.backend import choose_backend
+from mfsdp_cli.runtime.checkpoint_folder import latest
 from mfsdp_cli.runtime.engine_names import ENGINES
 from mfsdp_cli.runtime.hosts import Hosts, Joined
 from mfsdp_cli.runtime.job import Job
 from mfsdp_cli.runtime.limits import refuse_unbuildable, refuse_unrunnable
-from mfsdp_cli.runtime.record import create_run_folder
+from mfsdp_cli.runtime.record import create_run_folder, resume_run_folder
 from mfsdp_cli.runtime.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -61,7 +62,10 @@ class Ready:
                 hint=f"start {self.world_size} ranks",
             )
         if self.first_host if mine is None else mine.rank == 0:
-            create_run_folder(self.job.run_dir, self.document, self.plan_text, self.overwrite)
+            if self.job.resume:
+                resume_run_folder(self.job.run_dir, self.document, self.plan_text)
+            else:
+                create_run_folder(self.job.run_dir, self.document, self.plan_text, self.overwrite)
         return self.job
 
 
@@ -88,6 +92,8 @@ class TrainRequest:
     overwrite: bool = False
     tensorboard: bool = True
     progress: bool = True
+    save_interval: int = 0
+    resume: bool = False
     not_built: Mapping[str, bool] | None = None
 
     def prepare(self) -> Ready:
@@ -118,7 +124,10 @@ class TrainRequest:
             tokenizer=self.tokenizer,
             tensorboard=self.tensorboard,
             progress=self.progress,
+            save_interval=self.save_interval,
+            resume=self.resume,
         )
+        self._check_checkpoints(plan, run_dir)
         return Ready(
             job=job,
             world_size=world_size,
@@ -148,6 +157,28 @@ class TrainRequest:
         _one_of("--precision", self.precision or PRECISIONS[0], PRECISIONS)
         _one_of("--backend", self.backend, BACKENDS)
         _check_settings(self.settings)
+
+    def _check_checkpoints(self, plan: Plan, run_dir: Path) -> None:
+        """Refuse what cannot be saved or resumed, before anything starts."""
+        if self.engine == "distopt" and (self.resume or self.save_interval):
+            raise MfsdpError(
+                "MF533",
+                "engine distopt does not save or load checkpoints here",
+                where="--resume" if self.resume else "--save-interval",
+                hint="engines mfsdp and single do",
+            )
+        if not self.resume:
+            return
+        checkpoint = latest(run_dir)
+        checkpoint.check_model(plan.model)
+        if checkpoint.step >= self.settings.steps:
+            raise MfsdpError(
+                "MF534",
+                f"{run_dir} has a checkpoint of step {checkpoint.step}: nothing is left to do up to"
+                f" step {self.settings.steps}",
+                where="--resume",
+                hint=f"--steps above {checkpoint.step}",
+            )
 
     def _load_plan(self) -> Plan:
         from mfsdp_cli.plan import Plan

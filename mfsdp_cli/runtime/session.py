@@ -9,7 +9,9 @@ from typing import Any
 from mfsdp_cli.errors import MfsdpError
 from mfsdp_cli.output import output
 from mfsdp_cli.plan import Plan
+from mfsdp_cli.runtime import checkpoint
 from mfsdp_cli.runtime import topology as topology_
+from mfsdp_cli.runtime.checkpoint_folder import latest
 from mfsdp_cli.runtime.corpus import load_corpus
 from mfsdp_cli.runtime.data import Data
 from mfsdp_cli.runtime.engine import Engine, make_engine
@@ -38,13 +40,33 @@ class Session:
         data = _data(job, plan)
         engine = make_engine(job.engine, plan, topology, job.settings, data)
         progress = Progress(job.settings.steps, shown=topology.rank == 0)
-        loop = Loop(engine, job.settings, plan.parallel, topology.device, self._record, progress)
+        loop = Loop(
+            engine,
+            job.settings,
+            plan.parallel,
+            topology.device,
+            self._record,
+            progress,
+            done=self._resume(engine),
+            save=lambda step: checkpoint.save(job.run_dir, step, engine, plan.model, topology),
+            save_interval=job.save_interval,
+        )
         status = loop.run()
         if job.settings.trace:
             _write_trace(job.run_dir, topology, engine)
         engine.close()
         topology.barrier()
         return status
+
+    def _resume(self, engine: Engine) -> int:
+        """Load the latest checkpoint where the job says so; the steps it has behind it."""
+        if not self._job.resume:
+            return 0
+        found = latest(self._job.run_dir)
+        checkpoint.load(found, engine)
+        if self._record is not None:
+            self._record.resumed(found.step)
+        return found.step
 
     def end(self, status: str, **values: Any) -> None:
         """Write the last line now, if this rank is the one that writes."""
