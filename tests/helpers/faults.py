@@ -68,8 +68,10 @@ def _doubled_gradient() -> Installed:
 def _scaled_losses(scale: Callable[[float], float]) -> Installed:
     build = StageRunner.__init__
 
-    def wrong(runner: StageRunner, chunk: Any, loss_scale: float, *others: Any) -> None:
-        build(runner, chunk, scale(loss_scale), *others)
+    def wrong(
+        runner: StageRunner, chunk: Any, loss_scale: float, *others: Any, **named: Any
+    ) -> None:
+        build(runner, chunk, scale(loss_scale), *others, **named)
 
     return patch.object(StageRunner, "__init__", wrong)
 
