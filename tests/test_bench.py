@@ -14,6 +14,7 @@ SHORT = ["--rounds", "1", "--steps", "1", "--seq", "32", "--json"]
 TWO = ["--contender", "mfsdp", "--contender", "torch"]
 
 
+@pytest.mark.sweep
 def test_torchs_engine_computes_what_ours_does() -> None:
     """The bench ends with an error where losses or norms of the first steps differ by 1e-5."""
     # An MoE model: router bias and balancing losses are scaled in a way of torch's own.
