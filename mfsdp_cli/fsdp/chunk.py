@@ -76,12 +76,10 @@ def find_chunks(units: Sequence[Unit]) -> list[Chunk]:
     """One chunk for each wrapped module that no other wrapped module contains."""
     inside: dict[int, list[Unit]] = {}
     roots = []
-    for unit in units:
+    for position, unit in enumerate(units):
         # Wrapped from the inside out: the first later one that contains it is the nearest.
         parents = [
-            other
-            for other in units[units.index(unit) + 1 :]
-            if _contains(_module(other), _module(unit))
+            other for other in units[position + 1 :] if _contains(_module(other), _module(unit))
         ]
         if parents:
             inside.setdefault(parents[0].index, []).append(unit)

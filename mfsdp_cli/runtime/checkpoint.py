@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def save(run_dir: Path, step: int, engine: Engine, spec: ModelSpec, topology: Topology) -> None:
     """Save after a step; a collective. The checkpoint before stays until this one is whole."""
-    folder = run_dir / checkpoint_folder.CHECKPOINTS / f"step-{step}.tmp"
+    folder = checkpoint_folder.partial(run_dir, step)
     if topology.rank == 0:
         checkpoint_folder.begin(run_dir, step)
     topology.barrier()

@@ -96,9 +96,14 @@ def latest(run_dir: Path) -> Checkpoint:
         ) from error
 
 
+def partial(run_dir: Path, step: int) -> Path:
+    """Where a checkpoint is written until it is complete."""
+    return run_dir / CHECKPOINTS / f"step-{step}.tmp"
+
+
 def begin(run_dir: Path, step: int) -> Path:
     """An empty folder to write a checkpoint to."""
-    folder = run_dir / CHECKPOINTS / f"step-{step}.tmp"
+    folder = partial(run_dir, step)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -108,7 +113,7 @@ def begin(run_dir: Path, step: int) -> Path:
 def complete(run_dir: Path, step: int, spec: ModelSpec) -> None:
     """Make what was written the latest checkpoint, in one piece."""
     root = run_dir / CHECKPOINTS
-    written = root / f"step-{step}.tmp"
+    written = partial(run_dir, step)
     document = {
         "schema": SCHEMA,
         "step": step,
