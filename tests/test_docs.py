@@ -260,6 +260,7 @@ def test_the_training_loop_prints_what_is_shown(tmp_path: Path) -> None:
         next(b for b in blocks(page) if b.note == "file: loop.py"),
         next(b for b in blocks(page) if b.language == "console"),
     )
+    assert len(code.text.splitlines()) <= 60
     (tmp_path / "loop.py").write_text(code.text)
     outputs = []
     for command in shown.commands():

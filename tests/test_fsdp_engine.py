@@ -30,6 +30,7 @@ from mfsdp_cli.fsdp import (
     unit_of,
 )
 from tests.helpers.ranks import run_ranks
+from tests.helpers.sharding import shard_whole
 
 WIDTH = 6
 
@@ -427,11 +428,7 @@ def shared_case(rank: int, world: int, before: list[int], rows: int) -> dict[str
         for m in range(members)
     ]
     holder = Holder(before[mine], rows, 2)
-    with fully_shard_context("cpu"):
-        fully_shard(holder, ShardMesh(*groups[mine]), name="root")
-    unit = unit_of(holder)
-    assert unit is not None
-    group = unit.groups[0]
+    group = shard_whole(holder, ShardMesh(*groups[mine]), name="root")
     index = group.names.index("word")
     shared = SharedParameter("word", dist.group.WORLD, members, [LocalMember(mine, group, index)])
     # The gradient of member m at element i is (m + 1) * (i + 1): the sum is known in closed form.
@@ -465,11 +462,7 @@ def test_copies_are_summed_by_logical_element(world: int, before: list[int], row
 def tied_norm(rank: int, world: int, count_copy: bool) -> dict[str, float]:
     """Case T03: the tied matrix alone has gradient, squared sum 800, a copy on every rank."""
     holder = Holder(rank, 4, 2)
-    with fully_shard_context("cpu"):
-        fully_shard(holder, ShardMesh(), name="root")
-    unit = unit_of(holder)
-    assert unit is not None
-    group = unit.groups[0]
+    group = shard_whole(holder, ShardMesh(), name="root")
     index = group.names.index("word")
     assert group.main_grad is not None
     group.shard_of(index, group.main_grad).fill_(10.0 / world)  # 10 an element, 8 elements
@@ -499,11 +492,8 @@ def test_the_tied_norm_is_28_and_counting_the_copy_gives_40() -> None:
 def test_members_must_share_one_optimizer_setting() -> None:
     def hold(kind: str) -> tuple[Holder, LocalMember]:
         holder = Holder(0, 4, 2)
-        with fully_shard_context("cpu"):
-            fully_shard(holder, ShardMesh(), optimizer_class=lambda _n, _p: kind)
-        unit = unit_of(holder)
-        assert unit is not None
-        return holder, LocalMember(0 if kind == "decay" else 1, unit.groups[0], 0)
+        group = shard_whole(holder, ShardMesh(), optimizer_class=lambda _n, _p: kind)
+        return holder, LocalMember(0 if kind == "decay" else 1, group, 0)
 
     one, first = hold("decay")
     other, second = hold("no_decay")
@@ -515,12 +505,9 @@ def test_members_must_share_one_optimizer_setting() -> None:
 def test_members_must_be_trained() -> None:
     holder = Holder(0, 4, 2)
     holder.word.requires_grad = False
-    with fully_shard_context("cpu"):
-        fully_shard(holder, ShardMesh())
-    unit = unit_of(holder)
-    assert unit is not None
+    group = shard_whole(holder, ShardMesh())
     with pytest.raises(ValueError, match="word to be trained"):
-        SharedParameter("word", None, 1, [LocalMember(0, unit.groups[0], 0)])
+        SharedParameter("word", None, 1, [LocalMember(0, group, 0)])
 
 
 def incomplete_group(rank: int, world: int) -> str:
@@ -528,13 +515,10 @@ def incomplete_group(rank: int, world: int) -> str:
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     meshes = [(dist.new_group(r), dist.new_group(r)) for r in ([0, 1], [2, 3])]
     holder = Holder(3 * (rank // 2), 5, 2)
-    with fully_shard_context("cpu"):
-        fully_shard(holder, ShardMesh(*meshes[rank // 2]), name="root")
-    unit = unit_of(holder)
-    assert unit is not None
-    index = unit.groups[0].names.index("word")
+    group = shard_whole(holder, ShardMesh(*meshes[rank // 2]), name="root")
+    member = LocalMember(rank // 2, group, group.names.index("word"))
     try:
-        SharedParameter("word", pairs[rank % 2], 2, [LocalMember(rank // 2, unit.groups[0], index)])
+        SharedParameter("word", pairs[rank % 2], 2, [member])
     except ValueError as error:
         return str(error)
     return "accepted"

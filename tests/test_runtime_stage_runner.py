@@ -31,12 +31,7 @@ class Middle(nn.Module):
         self.received = tensor
 
     def forward(
-        self,
-        tokens: object,
-        positions: object,
-        mask: object,
-        labels: object = None,
-        loss_mask: object = None,
+        self, tokens: object, positions: object, mask: object, **labels: object
     ) -> torch.Tensor:
         assert tokens is None
         assert self.received is not None
@@ -47,16 +42,9 @@ class Middle(nn.Module):
 class Last(Middle):
     """The loss stage: a loss a token."""
 
-    def forward(
-        self,
-        tokens: object,
-        positions: object,
-        mask: object,
-        labels: object = None,
-        loss_mask: object = None,
-    ) -> torch.Tensor:
-        assert labels is not None
-        return super().forward(None, None, None).square().sum(-1).transpose(0, 1)
+    def forward(self, *given: object, **labels: object) -> torch.Tensor:
+        assert labels["labels"] is not None
+        return super().forward(*given).square().sum(-1).transpose(0, 1)
 
 
 def runner(module: nn.Module, *, loss: bool = False, scale: float = 1.0) -> StageRunner:

@@ -78,7 +78,7 @@ class SingleEngine:
         self._weights = dict(self._model.named_parameters())
         self._main = {name: self._main_weight(plan, name) for name in self._weights}
         self._kept: dict[str, torch.Tensor] = {}
-        self._optimizer = self._make_optimizer()
+        self._optimizer = forward.adamw(self._main.items(), settings)
 
     def _main_weight(self, plan: Plan, name: str) -> torch.Tensor:
         weight = self._weights[name]
@@ -86,19 +86,6 @@ class SingleEngine:
             return weight
         value = initial_weight(plan.model, name, weight.shape, self._settings.seed)
         return value.to(self._device).requires_grad_()
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        settings = self._settings
-        classes: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-        for name, weight in self._main.items():
-            classes[settings.decays(name, weight.dim())].append(weight)
-        decay = {True: settings.weight_decay, False: 0.0}
-        return torch.optim.AdamW(
-            [{"params": classes[key], "weight_decay": decay[key]} for key in classes],
-            lr=settings.lr,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            eps=settings.adam_eps,
-        )
 
     def train_step(self, step: int) -> StepResult:
         self._optimizer.zero_grad(set_to_none=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,9 @@ from mfsdp_cli.runtime.chunks import Chunk, global_name, routers_with_bias
 from mfsdp_cli.runtime.data import Batch
 from mfsdp_cli.runtime.loss import MicrobatchLoss, weighed_mean
 from mfsdp_cli.runtime.pieces import Pieces, state_name
+
+if TYPE_CHECKING:
+    from mfsdp_cli.runtime.settings import TrainSettings
 
 
 def batch_loss(module: nn.Module, batch: Batch) -> MicrobatchLoss:
@@ -96,6 +100,23 @@ def loss_over_ranks(weighed: torch.Tensor) -> float:
 def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of all elements of some tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def adamw(
+    named: Iterable[tuple[str, torch.Tensor]], settings: TrainSettings, *, fused: bool = False
+) -> torch.optim.AdamW:
+    """torch's AdamW over named weights, weight decay where the settings want it."""
+    classes: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for name, weight in named:
+        classes[settings.decays(name, weight.dim())].append(weight)
+    decay = {True: settings.weight_decay, False: 0.0}
+    return torch.optim.AdamW(
+        [{"params": classes[key], "weight_decay": decay[key]} for key in classes],
+        lr=settings.lr,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_eps,
+        fused=fused,
+    )
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

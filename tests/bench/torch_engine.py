@@ -74,7 +74,9 @@ class TorchEngine:
             n_microbatches=plan.parallel.num_microbatches,
             loss_fn=lambda losses, _target: losses.float().mean(),
         )
-        self._optimizer = self._make_optimizer()
+        # Fused is the fastest here: a loop over distributed tensors costs 3 ms each.
+        named = [pair for module in self._modules for pair in module.named_parameters()]
+        self._optimizer = forward.adamw(named, settings, fused=True)
 
     def _stage(self, module: StageModule) -> PipelineStage:
         parallel, model = self._plan.parallel, self._plan.model
@@ -89,21 +91,6 @@ class TorchEngine:
             input_args=tokens if module.stage.embedding else hidden,
             output_args=tokens.float() if module.stage.loss else hidden,
             group=self._topology.pp_forward,
-        )
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        settings = self._settings
-        classes: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for module in self._modules:
-            for name, weight in module.named_parameters():
-                classes[settings.decays(name, weight.dim())].append(weight)
-        decay = {True: settings.weight_decay, False: 0.0}
-        return torch.optim.AdamW(
-            [{"params": classes[key], "weight_decay": decay[key]} for key in classes],
-            lr=settings.lr,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            eps=settings.adam_eps,
-            fused=True,  # the fastest here: a loop over distributed tensors costs 3 ms each
         )
 
     def train_step(self, step: int) -> StepResult:
