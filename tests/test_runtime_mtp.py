@@ -7,7 +7,6 @@ own, and behind that a stage that only hands (1 + k) hidden states on.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from mfsdp_cli.fsdp import full_weights
 from mfsdp_cli.plan import Plan
-from mfsdp_cli.runtime.chunks import WORD_EMBEDDING, routers_with_bias
-from mfsdp_cli.runtime.engine_mfsdp import _weight_name
+from mfsdp_cli.runtime.chunks import routers_with_bias
 from tests.helpers.alone import alone
 from tests.helpers.cli import mfsdp
+from tests.helpers.copies import digests_of_the_embedding
 from tests.helpers.plans import plan_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.training import SETTINGS, engine_of, largest_difference, reconnect, train
@@ -122,17 +120,6 @@ def plan_with_mtp(name: str, mtp: int, folder: str, layout: str = "data parallel
     return plan_of(model_of(name, folder), layers=LAYERS, mtp=mtp, **sizes)
 
 
-def copies_of_the_embedding(engine: Any) -> list[str]:
-    """A digest of every copy on this rank, each gathered from its own shards."""
-    return [
-        hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest()
-        for chunk, sharded in zip(engine.chunks, engine.context.chunks, strict=True)
-        for unit in sharded.units
-        for name, value in full_weights(unit)
-        if _weight_name(chunk, unit, name) == WORD_EMBEDDING
-    ]
-
-
 def biases_of_mtp(module: torch.nn.Module) -> dict[str, list[float]]:
     """The router biases of MTP layers, which have the same names in every layout."""
     return {
@@ -153,7 +140,7 @@ def _trained(
         topology = reconnect(plan, engine=name)
         engine: Any = engine_of(name, plan, topology)
         sharded = name == "mfsdp"
-        before = copies_of_the_embedding(engine) if sharded else []
+        before = digests_of_the_embedding(engine) if sharded else []
         mine = train(engine, steps)
         chunks = engine.chunks if sharded else engine._chunks
         found.append(
@@ -166,7 +153,7 @@ def _trained(
                 "names": sorted(mine.weights),
                 "evaluations": (mine.before, mine.after),
                 "biases": {k: v for c in chunks for k, v in biases_of_mtp(c.module).items()},
-                "copies": list(zip(before, copies_of_the_embedding(engine), strict=True))
+                "copies": list(zip(before, digests_of_the_embedding(engine), strict=True))
                 if sharded
                 else [],
                 # Backward goes through MTP layers first: units come in the plan's order.
