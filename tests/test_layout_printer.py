@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from itertools import product
 
 import pytest
@@ -33,6 +34,33 @@ def test_no_random_string_of_the_grammar_is_shorter() -> None:
             parts.append(f"({inner}){count}" if draw.random() < 0.6 else inner)
         text = "".join(parts)
         assert len(compress(expand(text))) <= len(text), text
+
+
+def test_nothing_shorter_exists() -> None:
+    """Against every way to write each text of up to nine signs, and random longer ones."""
+    for size in range(1, 10):
+        for signs in product("t|m", repeat=size):
+            text = "".join(signs)
+            assert len(compress(text)) == _shortest(text), text
+    draw = random.Random(5)
+    for _ in range(300):
+        unit = "".join(draw.choices("t|", k=draw.randrange(1, 9)))
+        text = "".join(draw.choice([unit, unit, "t", "|"]) for _ in range(draw.randrange(2, 9)))
+        assert len(compress(text)) == _shortest(text), text
+
+
+@cache
+def _shortest(text: str, *, grouped: bool = True) -> int:
+    """Signs of the shortest writing: every first piece is tried, nothing is left out."""
+    best = len(text)
+    for period in range(1, len(text) // 2 + 1) if grouped else [1]:
+        unit, times = text[:period], 1
+        inner = 1 if period == 1 else 2 + _shortest(unit, grouped=False)
+        while len(text) >= period * (times + 1) and text[period * times :].startswith(unit):
+            times += 1
+            rest = _shortest(text[period * times :], grouped=grouped)
+            best = min(best, inner + 1 + len(str(times)) + rest)
+    return min(best, 1 + _shortest(text[1:], grouped=grouped)) if text else 0
 
 
 def _item(draw: random.Random) -> str:
