@@ -92,7 +92,8 @@ def test_default_costs_count_what_a_token_goes_through() -> None:
     assert costs.layers[0] == dense
     assert costs.layers[60] == moe
     assert costs.first == 0
-    assert costs.last == 2 * 129280 * 7168 + moe + 2 * 7168**2
+    assert costs.last == 2 * 129280 * 7168
+    assert costs.mtp == moe + 2 * 7168**2
 
 
 def test_61_layers_on_16_stages_at_once() -> None:

@@ -1,30 +1,27 @@
-"""The split by cost: the heaviest pipeline rank as light as it can be.
+"""The split by cost: the heaviest pipeline rank as light as it can be, within memory limits.
 
 Costs are additive and in any one unit. First the heaviest rank's cost is made smallest (a rank's
-cost is the sum of its chunks'), then the sum of squares over the ranks, then over the stages.
-
-Without interleaving both steps are dynamic programming over the ranks, exact. With interleaving
-a rank's chunks lie apart, so that exactness needs every split: few enough are all tried; else the
-split that is best by stage is improved layer by layer until no move helps.
+cost is the sum of its chunks'), then the sum of squares over the ranks, then over the stages: by
+dynamic programming where ranks hold one stage each (:mod:`mfsdp_cli.layout.contiguous`), else by
+branch and bound (:mod:`mfsdp_cli.layout.interleaved`).
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, pairwise
 
+from mfsdp_cli.layout.checks import build_layout
+from mfsdp_cli.layout.contiguous import contiguous
+from mfsdp_cli.layout.interleaved import interleaved
 from mfsdp_cli.layout.layout import Layout
-from mfsdp_cli.layout.split import check_sizes, layout_of_counts, require_a_layer_each
+from mfsdp_cli.layout.partition import Part, Problem, Score
+from mfsdp_cli.layout.split import check_sizes, require_a_layer_each
 from mfsdp_cli.model.parameters import Role, layer_roles, mtp_roles
 from mfsdp_cli.model.spec import ModelSpec
 
-_TRY_ALL = 2_000
-"""Splits that are tried one by one: about 20 ms."""
-_SLACK = 1 + 1e-9
-"""Rounding that sums of costs are allowed."""
+_WHOLE = 10**9
+"""The cost of the whole model in whole numbers: finer than any cost is known."""
 _MATRICES = (Role.ATTENTION, Role.MLP, Role.ROUTER, Role.SHARED_EXPERT, Role.MTP_PROJECTION)
 
 
@@ -35,16 +32,53 @@ class SplitCosts:
     Args:
         layers: each decoder layer.
         first: what the first stage has beside its layers (the embedding).
-        last: what the last stage has beside its layers (MTP, head and loss).
+        last: what the last stage has beside its layers (head and loss, those of MTP included).
+        mtp: the MTP layers, which lie together.
     """
 
     layers: tuple[float, ...]
     first: float = 0.0
     last: float = 0.0
+    mtp: float = 0.0
+
+
+@dataclass(frozen=True)
+class SplitMemory:
+    """Bytes of the parts, and how many a rank has.
+
+    Args:
+        limits: bytes of each pipeline rank.
+        state: of each decoder layer, whatever runs (weights, gradients, optimizer).
+        held: of each decoder layer for one microbatch in flight.
+        in_flight: by stage, microbatches that wait for their backward at the rank's peak.
+        first, last, mtp: state and held bytes of what lies beside decoder layers.
+    """
+
+    limits: tuple[int, ...]
+    state: tuple[int, ...]
+    held: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    first: tuple[int, int] = (0, 0)
+    last: tuple[int, int] = (0, 0)
+    mtp: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split and how good it is.
+
+    Args:
+        proven: no other split has a lighter heaviest rank or, of those equal in that, a smaller
+            sum of squares over the ranks.
+    """
+
+    layout: Layout
+    score: Score
+    proven: bool
 
 
 def auto_split(spec: ModelSpec, pp: int, vpp: int = 1, costs: SplitCosts | None = None) -> Layout:
-    """The split by cost; the last stage may be left with the head alone.
+    """The split by cost, MTP layers on the last stage; that may be left with the head alone.
 
     Args:
         costs: default: weights that multiply activations (:func:`default_costs`).
@@ -52,23 +86,59 @@ def auto_split(spec: ModelSpec, pp: int, vpp: int = 1, costs: SplitCosts | None 
     Raises:
         MfsdpError: MF114 where there are fewer layers than stages, MF116 for impossible sizes.
     """
+    best = best_split(spec, pp, vpp, costs or default_costs(spec))
+    assert best is not None  # without limits there always is one
+    return best.layout
+
+
+def best_split(
+    spec: ModelSpec,
+    pp: int,
+    vpp: int,
+    costs: SplitCosts,
+    *,
+    memory: SplitMemory | None = None,
+    mtp_stage: int | None = None,
+) -> Split | None:
+    """The best split with the MTP layers on a given stage, or None where none keeps the limits.
+
+    Every stage holds a decoder layer but that of the MTP layers and the last, which need none;
+    stages between those two hold nothing.
+
+    Args:
+        memory: bytes and limits; None: no limits.
+        mtp_stage: one of :func:`mtp_stages`; None: the last.
+    """
     check_sizes(pp, vpp)
     require_a_layer_each(spec, pp, vpp)
-    problem = _Problem(costs or default_costs(spec), pp, vpp)
-    return layout_of_counts(problem.solve(), pp, spec.mtp_num_layers)
+    place = pp * vpp - 1 if mtp_stage is None or not spec.mtp_num_layers else mtp_stage
+    problem = _problem(spec, pp, vpp, costs, memory, place)
+    found = interleaved(problem) if vpp > 1 else contiguous(problem)
+    if found is None:
+        return None
+    return Split(_layout(spec, pp, found.score.counts, place), found.score, found.proven)
+
+
+def mtp_stages(spec: ModelSpec, pp: int, vpp: int) -> Iterator[int]:
+    """Stages that can hold the MTP layers, the last first: Megatron wants them in the last chunk
+    of a rank other than the first.
+    """
+    last = pp * vpp - 1
+    first = last - pp + 2 if pp > 1 and spec.mtp_num_layers else last
+    yield from range(last, first - 1, -1)
 
 
 def default_costs(spec: ModelSpec) -> SplitCosts:
     """Elements of the matrices that one token is multiplied with: half its forward operations.
 
-    The embedding is a look-up and costs nothing; an MTP layer calls the head once more.
+    The embedding is a look-up and costs nothing; each MTP layer calls the head once more.
     """
     head = float(spec.padded_vocab_size * spec.hidden_size)
     layers = tuple(
         _layer_cost(spec, is_moe=spec.is_moe_layer(layer)) for layer in range(spec.num_layers)
     )
     mtp = spec.mtp_num_layers
-    return SplitCosts(layers, last=head + mtp * (_active(spec, mtp_roles(spec)) + head))
+    return SplitCosts(layers, last=(1 + mtp) * head, mtp=mtp * _active(spec, mtp_roles(spec)))
 
 
 def _layer_cost(spec: ModelSpec, *, is_moe: bool) -> float:
@@ -83,126 +153,44 @@ def _active(spec: ModelSpec, roles: dict[Role, int]) -> float:
     return cost
 
 
-class _Problem:
-    """A split as cuts: stage ``s`` holds the layers from ``cuts[s]`` up to ``cuts[s + 1]``.
-
-    Every stage but the last holds at least one layer.
-    """
-
-    def __init__(self, costs: SplitCosts, pp: int, vpp: int) -> None:
-        self.pp, self.vpp, self.stages = pp, vpp, pp * vpp
-        self.layers = len(costs.layers)
-        self.before = [0.0, *accumulate(costs.layers)]
-        self.costs = costs
-        self.scale = max((self.before[-1] + costs.first + costs.last) / pp, 1e-300)
-
-    def solve(self) -> list[int]:
-        """Decoder layers a stage."""
-        if self.vpp > 1 and math.comb(self.layers, self.stages - 1) <= _TRY_ALL:
-            cuts = min(self._all(), key=self._badness)
-        else:
-            cuts = self._by_stage()
-            if self.vpp > 1:
-                cuts = self._improve(cuts)
-        return [end - start for start, end in pairwise(cuts)]
-
-    def _cost(self, stage: int, start: int, end: int) -> float:
-        cost = self.before[end] - self.before[start]
-        if stage == 0:
-            cost += self.costs.first
-        if stage == self.stages - 1:
-            cost += self.costs.last
-        return cost
-
-    def _all(self) -> Iterator[list[int]]:
-        for inner in combinations(range(1, self.layers + 1), self.stages - 1):
-            yield [0, *inner, self.layers]
-
-    def _badness(self, cuts: Sequence[int]) -> tuple[float, float, float, Sequence[int]]:
-        """What is made small, in this order; rounded, so that order of summation cannot decide."""
-        stages = [self._cost(s, cuts[s], cuts[s + 1]) / self.scale for s in range(self.stages)]
-        ranks = [sum(stages[pp_rank :: self.pp]) for pp_rank in range(self.pp)]
-        squares = math.fsum(cost * cost for cost in ranks)
-        alone = math.fsum(cost * cost for cost in stages)
-        return round(max(ranks), 9), round(squares, 9), round(alone, 9), cuts
-
-    def _by_stage(self) -> list[int]:
-        """The split whose heaviest stage is lightest, then whose squares are smallest, then with
-        fewer layers on earlier stages (which hold more microbatches in flight).
-        """
-        bound = self._lightest_maximum() * _SLACK
-        last = self.stages - 1
-        best: list[list[float]] = [[math.inf] * (self.layers + 1) for _ in range(self.stages)]
-        follow = [[0] * (self.layers + 1) for _ in range(self.stages)]
-        for start in range(self.layers + 1):
-            if (cost := self._cost(last, start, self.layers)) <= bound:
-                best[last][start] = (cost / self.scale) ** 2
-        for stage in range(last - 1, -1, -1):
-            for start in range(stage, self._furthest(stage)):
-                for end in range(start + 1, self._furthest(stage) + 1):
-                    if (cost := self._cost(stage, start, end)) > bound:
-                        break
-                    total = (cost / self.scale) ** 2 + best[stage + 1][end]
-                    if total < best[stage][start] * (1 - 1e-12):
-                        best[stage][start], follow[stage][start] = total, end
-        cuts = [0]
-        for stage in range(last):
-            cuts.append(follow[stage][cuts[-1]])
-        return [*cuts, self.layers]
-
-    def _lightest_maximum(self) -> float:
-        """The smallest possible cost of the heaviest stage.
-
-        ``rest[start]`` is that of the stages from one on that share the layers from ``start`` on.
-        """
-        last = self.stages - 1
-        rest = [self._cost(last, start, self.layers) for start in range(self.layers + 1)]
-        for stage in range(last - 1, -1, -1):
-            rest = [self._best_end(stage, start, rest) for start in range(self.layers + 1)]
-        return rest[0]
-
-    def _best_end(self, stage: int, start: int, rest: Sequence[float]) -> float:
-        """Own cost grows with the end, the rest's falls: the best end is where they cross."""
-        low, high = start + 1, self._furthest(stage)
-        if low > high:
-            return math.inf
-        crossing = bisect_left(
-            range(low, high), 0.0, key=lambda end: self._cost(stage, start, end) - rest[end]
-        )
-        ends = (end for end in (low + crossing - 1, low + crossing) if low <= end <= high)
-        return min(max(self._cost(stage, start, end), rest[end]) for end in ends)
-
-    def _furthest(self, stage: int) -> int:
-        """Where a stage must end so that every later one but the last still gets a layer."""
-        return self.layers - max(0, self.stages - 2 - stage)
-
-    def _improve(self, cuts: list[int]) -> list[int]:
-        """Move single layers away from the heaviest rank or to the lightest while that helps."""
-        current = self._badness(cuts)
-        while True:
-            better = next((b for m in self._moves(cuts) if (b := self._badness(m)) < current), None)
-            if better is None:
-                return cuts
-            current, cuts = better, list(better[3])
-
-    def _moves(self, cuts: Sequence[int]) -> Iterator[list[int]]:
-        stages = range(self.stages)
-        costs = [self._cost(stage, cuts[stage], cuts[stage + 1]) for stage in stages]
-        ranks = [sum(costs[pp_rank :: self.pp]) for pp_rank in range(self.pp)]
-        heaviest, lightest = ranks.index(max(ranks)), ranks.index(min(ranks))
-        for giver in stages:
-            if cuts[giver + 1] - cuts[giver] <= (giver < self.stages - 1):
-                continue
-            for taker in stages:
-                away, towards = giver % self.pp == heaviest, taker % self.pp == lightest
-                if giver != taker and (away or towards):
-                    yield _moved(cuts, giver, taker)
+def _problem(
+    spec: ModelSpec,
+    pp: int,
+    vpp: int,
+    costs: SplitCosts,
+    memory: SplitMemory | None,
+    mtp_stage: int,
+) -> Problem:
+    stages = pp * vpp
+    unit = (sum(costs.layers) + costs.first + costs.last + costs.mtp) / _WHOLE or 1.0
+    extra = [0] * stages
+    for stage, cost in ((0, costs.first), (stages - 1, costs.last), (mtp_stage, costs.mtp)):
+        extra[stage] += round(cost / unit)
+    parts = [Part(round(cost / unit)) for cost in costs.layers]
+    least = [int(stage < min(mtp_stage, stages - 1)) for stage in range(stages)]
+    if memory is None:
+        return Problem(tuple(parts), pp, vpp, tuple(extra), tuple(least), mtp_stage + 1)
+    bytes_ = zip(parts, memory.state, memory.held, strict=True)
+    fixed = [0] * stages
+    beside = ((0, memory.first), (stages - 1, memory.last), (mtp_stage, memory.mtp))
+    for stage, (state, held) in beside:
+        fixed[stage] += state + memory.in_flight[stage] * held
+    return Problem(
+        tuple(Part(part.cost, state, held) for part, state, held in bytes_),
+        pp,
+        vpp,
+        tuple(extra),
+        tuple(least),
+        mtp_stage + 1,
+        memory.in_flight,
+        tuple(fixed),
+        memory.limits,
+    )
 
 
-def _moved(cuts: Sequence[int], giver: int, taker: int) -> list[int]:
-    """The cuts after one stage gave a layer's worth to another and all between shifted."""
-    moved = list(cuts)
-    step = 1 if giver > taker else -1
-    for cut in range(min(giver, taker) + 1, max(giver, taker) + 1):
-        moved[cut] += step
-    return moved
+def _layout(spec: ModelSpec, pp: int, counts: Sequence[int], mtp_stage: int) -> Layout:
+    signs = ["t" * count for count in counts]
+    signs[0] = f"E{signs[0]}"
+    signs[mtp_stage] += "m" * spec.mtp_num_layers
+    signs[-1] += "L"
+    return build_layout(signs, pp)

@@ -116,12 +116,15 @@ def _all_of(request: PipelineRequest, pp: int) -> list[Finding]:
 
 
 def costs_by_operations(spec: ModelSpec, length: int) -> SplitCosts:
-    """Forward operations a token: of every layer, and of the last stage's MTP layers and head."""
+    """Forward operations a token: of every layer, of the MTP layers, and of the head."""
     flops = Flops(spec, 1, length)
     cost = {is_moe: flops.layer(is_moe) / length for is_moe in set(_kinds(spec))}
     head = 2.0 * spec.hidden_size * spec.padded_vocab_size
-    mtp = spec.mtp_num_layers * (flops.mtp_layer() / length + head) if spec.mtp_num_layers else 0.0
-    return SplitCosts(tuple(cost[is_moe] for is_moe in _kinds(spec)), last=head + mtp)
+    depth = spec.mtp_num_layers
+    mtp = depth * flops.mtp_layer() / length if depth else 0.0
+    return SplitCosts(
+        tuple(cost[is_moe] for is_moe in _kinds(spec)), last=(1 + depth) * head, mtp=mtp
+    )
 
 
 def _kinds(spec: ModelSpec) -> list[bool]:
